@@ -1,0 +1,1 @@
+"""Headway keeps LLM requests moving when some prompts are very long."""

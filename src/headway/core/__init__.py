@@ -1,0 +1,1 @@
+"""Pure decisions: no clock, randomness, I/O, logging, asyncio or vLLM."""

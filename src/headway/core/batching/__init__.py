@@ -1,0 +1,1 @@
+"""Batching policies: caps, order and budget inside one engine."""

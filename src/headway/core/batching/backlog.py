@@ -1,0 +1,182 @@
+"""The prompts that wait, in lanes."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Final
+
+from headway.core.batching.order import Order, Rank
+from headway.core.views import Probe, Prompt
+
+Entry = tuple[Rank, int, str]
+"""Key in the lane, a serial number that tells whether the entry still counts, the prompt's id."""
+RankFn = Callable[[Prompt], Rank]
+LONG: Final = 0
+YIELDING: Final = 1
+"""Where a lane says whether its prompts are long, and whether they go last."""
+
+
+class Backlog:
+    """Waiting prompts; `draw` yields them in order without looking at all of them.
+
+    Adding, discarding and drawing one prompt cost O(log n). Entries of discarded
+    prompts stay in their heap until they come to its top.
+
+    A prompt that can't start now (`park`) is out of the way of those behind it;
+    `unpark` looks at a few parked ones each step, in turn.
+    """
+
+    def __init__(self, order: Order, is_long: Callable[[int], bool]) -> None:
+        self._order = order
+        self._is_long = is_long
+        self._prompts: dict[str, Prompt] = {}
+        self._serial = 0
+        self._serial_of: dict[str, int] = {}
+        self._lanes: dict[Rank, list[Entry]] = {}
+        self._by_arrival: list[tuple[float, str]] = []
+        self._parked: deque[str] = deque()
+        self._parked_since_s: dict[str, float] = {}
+        self.hold_long = False
+        """While set, `draw` passes over long prompts."""
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __contains__(self, prompt_id: str) -> bool:
+        return prompt_id in self._prompts
+
+    def add(self, prompt: Prompt, now_s: float) -> None:
+        """Take in a prompt, or replace the one of the same id."""
+        if prompt.id not in self._prompts or self._parked_since_s.pop(prompt.id, None) is not None:
+            heapq.heappush(self._by_arrival, (prompt.arrival_s, prompt.id))
+        self._prompts[prompt.id] = prompt
+        self._push(prompt, now_s)
+
+    def discard(self, prompt_id: str) -> None:
+        """Forget a prompt; unknown ids are ignored."""
+        if self._prompts.pop(prompt_id, None) is not None:
+            self._serial_of.pop(prompt_id, None)
+            self._parked_since_s.pop(prompt_id, None)
+
+    def rank(self, prompt: Prompt, now_s: float) -> Rank:
+        """Lowest goes first. Those that were preempted go before all others."""
+        return (not prompt.resumed, *self._order.rank(prompt, now_s))
+
+    def park(self, prompt_id: str, now_s: float) -> None:
+        """Set a prompt aside that can't start now."""
+        self._serial_of.pop(prompt_id, None)
+        if prompt_id not in self._parked_since_s:
+            self._parked_since_s[prompt_id] = now_s
+            self._parked.append(prompt_id)
+
+    def unpark(
+        self, probe: Callable[[str], Probe], fits: Callable[[Probe], bool], looks: int, now_s: float
+    ) -> None:
+        """Let those of the next `looks` parked prompts back in that can start now."""
+        for _ in range(min(looks, len(self._parked))):
+            prompt_id = self._parked.popleft()
+            if prompt_id not in self._parked_since_s:
+                continue
+            seen = probe(prompt_id)
+            if seen.blocked is None and fits(seen):
+                self.add(self._prompts[prompt_id], now_s)
+            else:
+                self._parked.append(prompt_id)
+
+    def parked_longest(self) -> tuple[str, float] | None:
+        """The prompt set aside first, and since when; None without any."""
+        return next(iter(self._parked_since_s.items()), None)
+
+    def oldest(self) -> Prompt | None:
+        """The prompt that arrived first of those not set aside."""
+        heap = self._by_arrival
+        while heap:
+            arrival_s, prompt_id = heap[0]
+            prompt = self._prompts.get(prompt_id)
+            current = prompt is not None and prompt.arrival_s == arrival_s
+            if current and prompt_id not in self._parked_since_s:
+                return prompt
+            heapq.heappop(heap)
+        return None
+
+    def draw(self, now_s: float, rank: RankFn) -> Generator[Prompt]:
+        """Prompts in the order of `rank`, lazily. Those not discarded meanwhile stay.
+
+        `rank` must agree with the order within each lane.
+        Until the iterator is exhausted or closed, only `discard`, `park` and
+        `add` of prompts it has yielded may be called.
+        """
+        drawn: list[tuple[Rank, Entry]] = []
+        heads: list[tuple[Rank, Rank, Prompt]] = []
+        try:
+            for lane in list(self._lanes):
+                self._advance(lane, heads, drawn, now_s, rank)
+            while heads:
+                _, lane, prompt = heapq.heappop(heads)
+                if not (self.hold_long and self._is_long(prompt.tokens)):
+                    yield prompt
+                    self._advance(lane, heads, drawn, now_s, rank)
+        finally:
+            for lane, entry in drawn:
+                if self._serial_of.get(entry[2]) == entry[1]:
+                    heapq.heappush(self._lanes.setdefault(lane, []), entry)
+
+    def long_head(self, now_s: float) -> Prompt | None:
+        """The long prompt that would start next, or None."""
+        return self._head(now_s, LONG)
+
+    def yielding_head(self, now_s: float) -> Prompt | None:
+        """The next prompt of the class that goes last, or None."""
+        return self._head(now_s, YIELDING)
+
+    def _head(self, now_s: float, trait: int) -> Prompt | None:
+        heads = [
+            (self.rank(prompt, now_s), prompt)
+            for lane in list(self._lanes)
+            if lane[trait] and (prompt := self._top(lane)) is not None
+        ]
+        return min(heads)[1] if heads else None
+
+    def _advance(
+        self,
+        lane: Rank,
+        heads: list[tuple[Rank, Rank, Prompt]],
+        drawn: list[tuple[Rank, Entry]],
+        now_s: float,
+        rank: RankFn,
+    ) -> None:
+        """Put the lane's next prompt among the heads; move those whose lane changed."""
+        while (prompt := self._top(lane)) is not None:
+            entry = heapq.heappop(self._lanes[lane])
+            current = self._lane(prompt, now_s)
+            if current == lane:
+                drawn.append((lane, entry))
+                heapq.heappush(heads, (rank(prompt), lane, prompt))
+                return
+            self._push(prompt, now_s)
+            if all(other != current for _, other, _ in heads):
+                self._advance(current, heads, drawn, now_s, rank)
+
+    def _top(self, lane: Rank) -> Prompt | None:
+        heap = self._lanes.get(lane)
+        while heap:
+            _, serial, prompt_id = heap[0]
+            if self._serial_of.get(prompt_id) == serial:
+                return self._prompts[prompt_id]
+            heapq.heappop(heap)
+        self._lanes.pop(lane, None)
+        return None
+
+    def _push(self, prompt: Prompt, now_s: float) -> None:
+        self._serial += 1
+        self._serial_of[prompt.id] = self._serial
+        lane = self._lanes.setdefault(self._lane(prompt, now_s), [])
+        by_arrival = (prompt.arrival_s, prompt.id)
+        key = by_arrival if prompt.resumed else self._order.key(prompt, now_s)
+        heapq.heappush(lane, (key, self._serial, prompt.id))
+
+    def _lane(self, prompt: Prompt, now_s: float) -> Rank:
+        if prompt.resumed:
+            return (False, False, "resumed")
+        long, yielding = self._is_long(prompt.tokens), self._order.yielding(prompt, now_s)
+        return (long, yielding, *self._order.lane(prompt, now_s))

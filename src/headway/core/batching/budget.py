@@ -1,0 +1,93 @@
+"""How much prefill a step carries."""
+
+import math
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from headway.core.batching.settings import BatchingSettings
+from headway.core.latency import StepShape, StepTimeModel
+from headway.core.views import Step
+
+RESPONSIVE_SHARE: Final = 0.3
+"""No step lasts longer than this share of the smallest TTFT limit in use:
+whoever arrives waits for the running step to end."""
+STALL_LIMIT: Final = 3.0
+"""No running decode waits longer for a token than this many TPOT limits."""
+PACE: Final = 0.95
+"""Decodes are paced to this share of their TPOT limit, against prediction errors."""
+CATCH_UP_STEPS: Final = 4
+"""A decode that would need more steps without prefill to catch up is given up."""
+FLOOR_TOKENS: Final = 8
+"""Prefill keeps moving by this many tokens a step when decodes leave it no time."""
+COLD_TOKENS: Final = 128
+"""Step budget while the step time is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a step may spend on prefill.
+
+    tokens, seconds: both hold; the seconds come on top of what decodes cost.
+    floor_tokens: are spent even if the seconds don't allow it.
+    limit_s: how long the step may take in all, None if only tokens count.
+    """
+
+    tokens: int
+    seconds: float = math.inf
+    floor_tokens: int = 0
+    limit_s: float | None = None
+    reason: str = "fixed"
+
+
+class Budget(Protocol):
+    """Sizes the prefill part of a step."""
+
+    uses_deadlines: bool
+
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float) -> Allowance:
+        """ttft_limit_s: the smallest TTFT limit in use, seconds."""
+
+
+class FixedBudget:
+    """The engine's own token budget."""
+
+    uses_deadlines = False
+
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float) -> Allowance:
+        return Allowance(step.tokens)
+
+
+class DeadlineBudget:
+    """The largest step by which no running decode misses its next token.
+
+    Decodes bank the time by which they are ahead of their pace, and a step may
+    spend it (*banked slack*). A decode that is behind further than it can catch
+    up in `CATCH_UP_STEPS` steps no longer counts.
+    """
+
+    uses_deadlines = True
+
+    def __init__(self, model: StepTimeModel, settings: BatchingSettings) -> None:
+        self._model = model
+        self._tpot_s = settings.tpot_slo_s
+
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float) -> Allowance:
+        if not self._model.ready:
+            return Allowance(min(step.tokens, COLD_TOKENS), reason="cold")
+        alone = StepShape(decodes=step.decodes, decode_context_tokens=step.decode_context_tokens)
+        base_s = self._model.predict(alone)
+        limit_s, reason = RESPONSIVE_SHARE * ttft_limit_s, "responsive"
+        if step.decodes:
+            if STALL_LIMIT * self._tpot_s < limit_s:
+                limit_s, reason = STALL_LIMIT * self._tpot_s, "stall"
+            slack_s = self._slack_s(step.next_token_deadlines_s, now_s, base_s)
+            if slack_s < limit_s:
+                limit_s, reason = slack_s, "slack"
+        seconds = limit_s / (1 + self._model.error) - base_s
+        return Allowance(step.tokens, max(0.0, seconds), FLOOR_TOKENS, limit_s, reason)
+
+    def _slack_s(self, deadlines_s: list[float], now_s: float, base_s: float) -> float:
+        """Time until the first next-token deadline that can still be saved."""
+        catch_up_s = CATCH_UP_STEPS * max(0.0, self._tpot_s - base_s)
+        lost_s = now_s + base_s - catch_up_s
+        return min((d for d in deadlines_s if d >= lost_s), default=math.inf) - now_s

@@ -1,0 +1,178 @@
+"""Who gets prefill tokens first.
+
+An order sorts prompts into lanes. Within a lane the order never changes while
+prompts wait (`key`), so a lane is a heap; between lanes it may change with time
+(`rank`), so only the lanes' heads are compared. Planning a step therefore costs
+the same however many prompts wait.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from headway.core.batching.caps import Caps
+from headway.core.batching.settings import BatchingSettings
+from headway.core.latency import StepTimeModel
+from headway.core.views import Prompt
+
+Rank = tuple[Any, ...]
+PRIORITY_LEVELS: Final = 8
+"""Client priorities beyond ±this count as this, so that lanes stay few."""
+
+
+class Order(Protocol):
+    """A total order on prompts at a moment. Ties end with arrival, then id."""
+
+    def lane(self, prompt: Prompt, now_s: float) -> Rank:
+        """Prompts of equal lane keep their relative order for ever."""
+
+    def key(self, prompt: Prompt, now_s: float) -> Rank:
+        """The order within the lane the prompt has now, lowest first."""
+
+    def rank(self, prompt: Prompt, now_s: float) -> Rank:
+        """The order of prompts of all lanes now, lowest first."""
+
+    def yielding(self, prompt: Prompt, now_s: float) -> bool:
+        """Belongs to the class that is guaranteed only a share of the step budget."""
+
+
+class Fcfs:
+    """By client priority, then in order of arrival."""
+
+    def lane(self, prompt: Prompt, now_s: float) -> Rank:
+        return ()
+
+    def key(self, prompt: Prompt, now_s: float) -> Rank:
+        return (prompt.priority, prompt.arrival_s, prompt.id)
+
+    def rank(self, prompt: Prompt, now_s: float) -> Rank:
+        return self.key(prompt, now_s)
+
+    def yielding(self, prompt: Prompt, now_s: float) -> bool:
+        return False
+
+
+class ShortFirst(Fcfs):
+    """Short prompts before long ones, first-come in each class.
+
+    A prompt that started long stays in that class to its last chunk.
+    """
+
+    def __init__(self, caps: Caps) -> None:
+        self._caps = caps
+
+    def lane(self, prompt: Prompt, now_s: float) -> Rank:
+        return (self.yielding(prompt, now_s),)
+
+    def rank(self, prompt: Prompt, now_s: float) -> Rank:
+        return (self.yielding(prompt, now_s), *self.key(prompt, now_s))
+
+    def yielding(self, prompt: Prompt, now_s: float) -> bool:
+        return self._caps.is_long(max(prompt.tokens, prompt.total_tokens))
+
+
+class Penalised:
+    """Highest response ratio (wait + work) / work first, shifted by client priority.
+
+    Work is the prefill time alone, so a long prompt ages slowly. One level of
+    client priority is worth one more `work` of waiting. (Highest response ratio
+    next: Brinch Hansen, 1971.)
+    """
+
+    def __init__(self, clock: "PrefillClock") -> None:
+        self._clock = clock
+
+    def lane(self, prompt: Prompt, now_s: float) -> Rank:
+        return (_level(prompt.priority), size_class(prompt.tokens))
+
+    def key(self, prompt: Prompt, now_s: float) -> Rank:
+        return (prompt.arrival_s, prompt.id)
+
+    def rank(self, prompt: Prompt, now_s: float) -> Rank:
+        work_s = self._clock.alone_s(prompt.tokens, prompt.context_tokens)
+        ratio = 1 + max(0.0, now_s - prompt.arrival_s) / work_s
+        return (_level(prompt.priority) - ratio, prompt.arrival_s, prompt.id)
+
+    def yielding(self, prompt: Prompt, now_s: float) -> bool:
+        return False
+
+
+class FeasibleFirst:
+    """Prompts that can still meet their TTFT limit, least work first; then the late ones.
+
+    Work is compared by size class; in a class the earliest deadline goes first.
+    Late prompts go by response ratio: a late short one doesn't wait for a late
+    long one's whole prefill, and a late long one ages.
+    """
+
+    def __init__(self, clock: "PrefillClock") -> None:
+        self._clock = clock
+        self._late = Penalised(clock)
+
+    def lane(self, prompt: Prompt, now_s: float) -> Rank:
+        late = self.yielding(prompt, now_s)
+        return (late, _level(prompt.priority), size_class(prompt.tokens))
+
+    def key(self, prompt: Prompt, now_s: float) -> Rank:
+        if self.yielding(prompt, now_s):
+            return (prompt.arrival_s, prompt.id)
+        return (self._clock.ttft_deadline_s(prompt), prompt.arrival_s, prompt.id)
+
+    def rank(self, prompt: Prompt, now_s: float) -> Rank:
+        if self.yielding(prompt, now_s):
+            return (1, *self._late.rank(prompt, now_s))
+        return (*self.lane(prompt, now_s), *self.key(prompt, now_s))
+
+    def yielding(self, prompt: Prompt, now_s: float) -> bool:
+        return not self._clock.feasible(prompt, now_s)
+
+
+class PrefillClock:
+    """Prefill times and TTFT deadlines from the learned step time."""
+
+    GUESS_S_PER_TOKEN: Final = 1e-4
+
+    def __init__(self, model: StepTimeModel, settings: BatchingSettings, step_tokens: int) -> None:
+        self._model = model
+        self._settings = settings
+        self._step_tokens = step_tokens
+
+    def alone_s(self, tokens: int, context_tokens: int) -> float:
+        """Seconds to prefill `tokens` alone; above 0, a guess while nothing is learned."""
+        if not self._model.ready:
+            return max(1, tokens) * self.GUESS_S_PER_TOKEN
+        return max(1e-6, self._model.alone_s(tokens, context_tokens, self._step_tokens))
+
+    def ttft_limit_s(self, prompt: Prompt) -> float:
+        """max(floor, factor * prefill time alone), or the client's own limit."""
+        if prompt.ttft_slo_s is not None:
+            return prompt.ttft_slo_s
+        alone_s = self.alone_s(max(prompt.total_tokens, prompt.tokens), 0)
+        return max(self._settings.ttft_slo_s, self._settings.ttft_slo_factor * alone_s)
+
+    def ttft_deadline_s(self, prompt: Prompt) -> float:
+        """The moment by which its first token is due."""
+        return prompt.arrival_s + self.ttft_limit_s(prompt)
+
+    def feasible(self, prompt: Prompt, now_s: float) -> bool:
+        """Whether it can still meet its TTFT limit if it is served at once."""
+        left_s = self.alone_s(prompt.tokens, prompt.context_tokens)
+        return now_s + left_s <= self.ttft_deadline_s(prompt)
+
+
+def size_class(tokens: int) -> int:
+    """Sizes within a quarter of a power of two share a class."""
+    tokens = max(1, tokens)
+    top = tokens.bit_length()
+    return 4 * top + ((tokens << 2 >> (top - 1)) & 3)
+
+
+def _level(priority: int) -> int:
+    return max(-PRIORITY_LEVELS, min(PRIORITY_LEVELS, priority))
+
+
+ORDER_BY_NAME: Final[Mapping[str, Callable[[Caps, PrefillClock], Order]]] = {
+    "fcfs": lambda caps, clock: Fcfs(),
+    "short-first": lambda caps, clock: ShortFirst(caps),
+    "penalised": lambda caps, clock: Penalised(clock),
+    "feasible-first": lambda caps, clock: FeasibleFirst(clock),
+}

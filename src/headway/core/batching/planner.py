@@ -1,0 +1,220 @@
+"""Planning of one step."""
+
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Final
+
+from headway.core.batching.backlog import Backlog
+from headway.core.batching.budget import Allowance
+from headway.core.batching.caps import Caps, Occupancy
+from headway.core.batching.order import Order, Rank
+from headway.core.decisions import Chunk, StepPlan
+from headway.core.latency import StepTimeModel
+from headway.core.views import Probe, Prompt, Step
+
+ProbeFn = Callable[[str], Probe]
+"""How the host judges a waiting prompt, by id, in the step being planned."""
+
+MAX_LOOKS: Final = 16
+"""Waiting prompts that may be looked at in vain in one step."""
+PARKED_LOOKS: Final = 8
+"""Prompts set aside that are looked at again in one step."""
+
+
+class StepPlanner:
+    """The scratch pad of one step's plan: what is left to spend, who is mid-prefill."""
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        order: Order,
+        caps: Caps,
+        model: StepTimeModel,
+        step: Step,
+        allowance: Allowance,
+        now_s: float,
+        max_wait_s: float,
+        probe: ProbeFn,
+        *,
+        favour_yielding: bool,
+    ) -> None:
+        self._backlog = backlog
+        self._order = order
+        self._model = model
+        self._step = step
+        self._allowance = allowance
+        self._now_s = now_s
+        self._max_wait_s = max_wait_s
+        self._probe = probe
+        self._favour_yielding = favour_yielding
+        self._tokens = allowance.tokens
+        self._spent = 0
+        self._seconds = allowance.seconds
+        self._floor = allowance.floor_tokens
+        self._free_blocks = step.free_blocks
+        self._looks = MAX_LOOKS
+        self._aged: Prompt | None = None
+        self._aged_offered = False
+        self._finished = False
+        self._caps = caps
+        self._occupancy = Occupancy(caps)
+        for prompt in step.prefills:
+            self._occupancy.enter(prompt.tokens)
+        self._chunks: list[Chunk] = []
+        self._admitted: list[Chunk] = []
+
+    def run(self) -> StepPlan:
+        """Spend the allowance on prompts in the order's rank."""
+        self._backlog.hold_long = False
+        waits = bool(self._backlog) and self._step.seats > 0
+        if waits:
+            self._find_aged()
+            self._backlog.unpark(self._probe, self._fits, PARKED_LOOKS, self._now_s)
+        running = sorted((self._rank(p), p) for p in self._step.prefills)
+        waits = waits and not self._draining()
+        self._merge(running, waits=waits)
+        if waits and self._finished and self._tokens > 0:
+            self._merge([], waits=waits)
+        return StepPlan(
+            chunks=tuple(self._chunks),
+            admitted=tuple(self._admitted),
+            tokens=self._spent,
+            limit_s=self._allowance.limit_s,
+            reason=self._allowance.reason,
+            held_long=self._held_long(),
+            nothing_to_spare=self._occupancy.long_full,
+        )
+
+    def _merge(self, running: list[tuple[Rank, Prompt]], *, waits: bool) -> None:
+        """Serve prompts mid-prefill and waiting ones by rank until nothing is left to spend."""
+        served = 0
+        with closing(self._waiting() if waits else _nobody()) as waiting:
+            head = next(waiting, None)
+            while self._tokens > 0:
+                if head is not None and (
+                    served == len(running) or self._rank(head) < running[served][0]
+                ):
+                    self._admit(head)
+                    head = next(waiting, None)
+                elif served < len(running):
+                    self._continue(running[served][1])
+                    served += 1
+                else:
+                    break
+
+    def _waiting(self) -> Generator[Prompt]:
+        """Waiting prompts in rank while any may start; one that has waited too long first."""
+        self._set_hold()
+        aged = self._aged
+        if aged is not None and not (self._backlog.hold_long and self._caps.is_long(aged.tokens)):
+            self._aged_offered = True
+            yield aged
+        with closing(self._backlog.draw(self._now_s, self._rank)) as drawn:
+            for prompt in drawn:
+                if self._looks == 0 or len(self._admitted) >= self._step.seats:
+                    return
+                if not (self._aged_offered and aged is not None and prompt.id == aged.id):
+                    yield prompt
+                self._set_hold()
+
+    def _continue(self, prompt: Prompt) -> None:
+        """Give an admitted prompt its next chunk."""
+        tokens = self._spend(prompt.tokens, prompt.context_tokens, unsplit=prompt.unsplit)
+        if tokens == prompt.tokens:
+            self._occupancy.leave(prompt.tokens)
+            self._finished = True
+        if tokens:
+            self._chunks.append(Chunk(prompt.id, tokens, prompt.tokens - tokens))
+
+    def _admit(self, prompt: Prompt) -> None:
+        """Start a waiting prompt, set it aside, or pass it over in this step."""
+        seen = self._probe(prompt.id)
+        if seen.blocked is not None or not self._fits(seen):
+            self._backlog.park(prompt.id, self._now_s)
+            self._looks -= 1
+            return
+        planned = self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
+        whole = planned == seen.tokens and (seen.exact or not self._occupancy.full)
+        if not whole and not self._occupancy.admits_partial(seen.tokens):
+            self._looks -= 1
+            if seen.tokens != prompt.tokens:
+                self._backlog.add(_judged(prompt, seen), self._now_s)
+            return
+        self._spend(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
+        self._backlog.discard(prompt.id)
+        if planned < seen.tokens or not seen.exact:
+            self._occupancy.enter(seen.tokens)
+        self._free_blocks -= seen.blocks
+        self._admitted.append(Chunk(prompt.id, planned, seen.tokens - planned))
+
+    def _fit(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
+        """The chunk that what is left allows for a prompt of `tokens`."""
+        at_most = min(tokens, self._tokens)
+        if unsplit:
+            return at_most
+        by_time = self._model.largest_chunk(self._seconds, context_tokens, at_most)
+        return max(by_time, min(at_most, self._floor))
+
+    def _spend(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
+        chunk = self._fit(tokens, context_tokens, unsplit=unsplit)
+        self._spent += chunk
+        self._tokens = self._tokens - chunk if chunk == tokens else 0
+        self._floor = max(0, self._floor - chunk)
+        self._seconds -= self._model.chunk_s(chunk, context_tokens)
+        return chunk
+
+    def _fits(self, seen: Probe) -> bool:
+        """KV blocks are there for the whole prompt; vLLM itself decides in an idle engine."""
+        idle = self._step.idle and not self._admitted
+        return idle or seen.blocks <= self._free_blocks
+
+    def _draining(self) -> bool:
+        """One that never finds room has waited long enough: nobody else starts meanwhile."""
+        parked = self._backlog.parked_longest()
+        return parked is not None and self._now_s - parked[1] > self._max_wait_s
+
+    def _find_aged(self) -> None:
+        oldest = self._backlog.oldest()
+        if oldest is not None and self._has_aged(oldest):
+            self._aged = oldest
+
+    def _has_aged(self, prompt: Prompt) -> bool:
+        return self._now_s - prompt.arrival_s > self._max_wait_s
+
+    def _set_hold(self) -> None:
+        """Pass over long prompts while none may start, unless one would fit whole."""
+        full = self._occupancy.long_full
+        self._backlog.hold_long = full and self._tokens <= self._caps.long_tokens
+
+    def _held_long(self) -> bool:
+        return self._backlog.hold_long and self._backlog.long_head(self._now_s) is not None
+
+    def _rank(self, prompt: Prompt) -> Rank:
+        """Those that have waited too long, then the class whose turn it is, then the order.
+
+        A long prompt that keeps an aged one from starting goes before it.
+        """
+        aged = self._aged
+        if self._has_aged(prompt) and (aged is None or prompt.arrival_s <= aged.arrival_s):
+            return (0, prompt.arrival_s, prompt.id)
+        if self._favour_yielding and self._order.yielding(prompt, self._now_s):
+            return (1, *self._backlog.rank(prompt, self._now_s))
+        return (2, *self._backlog.rank(prompt, self._now_s))
+
+    def rejudge_long(self) -> None:
+        """Look again at the long prompt held first: its prefix may be cached by now."""
+        head = self._backlog.long_head(self._now_s) if self._backlog.hold_long else None
+        if head is not None:
+            seen = self._probe(head.id)
+            if seen.tokens != head.tokens:
+                self._backlog.add(_judged(head, seen), self._now_s)
+
+
+def _nobody() -> Generator[Prompt]:
+    yield from ()
+
+
+def _judged(prompt: Prompt, seen: Probe) -> Prompt:
+    return prompt._replace(
+        tokens=seen.tokens, context_tokens=seen.context_tokens, total_tokens=seen.tokens
+    )

@@ -1,0 +1,107 @@
+"""A batching policy: caps, an order and a budget make the plan of a step."""
+
+import math
+from typing import Final
+
+from headway.core.batching.backlog import Backlog
+from headway.core.batching.budget import PACE, Budget, DeadlineBudget, FixedBudget
+from headway.core.batching.caps import Caps
+from headway.core.batching.order import ORDER_BY_NAME, PrefillClock
+from headway.core.batching.planner import ProbeFn, StepPlanner
+from headway.core.batching.settings import BatchingSettings
+from headway.core.decisions import StepPlan
+from headway.core.latency import StepTimeModel
+from headway.core.views import Prompt, Step
+
+YIELDING_SHARE: Final = {"short-first": 0.1, "feasible-first": 0.05}
+"""Share of contended prefill that the class going last is guaranteed."""
+REJUDGE_STEPS: Final = 8
+"""How often the long prompt held first is judged again."""
+TIGHT_LIMIT_MEMORY_S: Final = 60.0
+"""How long a client's own, smaller TTFT limit keeps steps short."""
+
+
+class Policy:
+    """Plans steps. The host adds arrivals, discards what left, and applies each plan."""
+
+    def __init__(self, settings: BatchingSettings, model: StepTimeModel, step_tokens: int) -> None:
+        """step_tokens: the engine's token budget for a step."""
+        self.settings = settings
+        self.model = model
+        self.caps = Caps(
+            settings.max_num_partial_prefills,
+            settings.max_long_partial_prefills,
+            settings.long_prefill_token_threshold,
+        )
+        self.clock = PrefillClock(model, settings, step_tokens)
+        self.order = ORDER_BY_NAME[settings.order](self.caps, self.clock)
+        self.budget: Budget = (
+            DeadlineBudget(model, settings) if settings.budget == "deadline" else FixedBudget()
+        )
+        self.backlog = Backlog(self.order, self.caps.is_long)
+        self._share = YIELDING_SHARE.get(settings.order, 0.0)
+        self._credit = 0.0
+        self._steps = 0
+        self._tight_limit_s = settings.ttft_slo_s
+        self._tight_until_s = -math.inf
+
+    def pace_s(self, tpot_slo_s: float | None) -> float:
+        """Seconds a token that decodes are paced to, for the client's own limit or the engine's."""
+        return PACE * (tpot_slo_s if tpot_slo_s is not None else self.settings.tpot_slo_s)
+
+    def add(self, prompt: Prompt, now_s: float) -> None:
+        """A prompt arrived, or came back after preemption."""
+        limit_s = prompt.ttft_slo_s
+        if limit_s is not None and limit_s < self._smallest_ttft_limit_s(now_s):
+            self._tight_limit_s = limit_s
+            self._tight_until_s = now_s + TIGHT_LIMIT_MEMORY_S
+        self.backlog.add(prompt, now_s)
+
+    def discard(self, prompt_id: str) -> None:
+        """A waiting prompt left."""
+        self.backlog.discard(prompt_id)
+
+    def plan(self, step: Step, now_s: float, probe: ProbeFn) -> StepPlan:
+        """The plan of the step that starts at `now_s`.
+
+        Admitted prompts leave the backlog; the host adds back those it could not start.
+        """
+        self._steps += 1
+        allowance = self.budget.allow(step, now_s, self._smallest_ttft_limit_s(now_s))
+        favoured = self._credit >= 1.0
+        planner = StepPlanner(
+            self.backlog,
+            self.order,
+            self.caps,
+            self.model,
+            step,
+            allowance,
+            now_s,
+            self.settings.max_wait_s,
+            probe,
+            favour_yielding=favoured,
+        )
+        plan = planner.run()
+        if self._steps % REJUDGE_STEPS == 0:
+            planner.rejudge_long()
+        if self._share:
+            self._account(step, plan, now_s, favoured=favoured)
+        return plan
+
+    def _smallest_ttft_limit_s(self, now_s: float) -> float:
+        if now_s < self._tight_until_s:
+            return min(self._tight_limit_s, self.settings.ttft_slo_s)
+        return self.settings.ttft_slo_s
+
+    def _account(self, step: Step, plan: StepPlan, now_s: float, *, favoured: bool) -> None:
+        """Credit the class that goes last for each step in which it got nothing."""
+        if favoured:
+            self._credit = 0.0
+            return
+        served = {chunk.id for chunk in (*plan.chunks, *plan.admitted)}
+        going_last = [p for p in step.prefills if self.order.yielding(p, now_s)]
+        head = self.backlog.yielding_head(now_s)
+        if head is not None:
+            going_last.append(head)
+        if plan.tokens and going_last and not any(p.id in served for p in going_last):
+            self._credit += self._share

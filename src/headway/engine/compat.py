@@ -1,0 +1,154 @@
+"""What headway relies on inside vLLM, checked when an engine starts.
+
+vLLM's scheduler interface is private and moves between releases. Rather than
+misbehave, headway refuses a vLLM in which something it stands on differs, and
+says what.
+"""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, Final
+
+from headway.core.errors import HeadwayError
+
+SUPPORTED: Final = ("0.32",)
+"""Releases on which the full test-suite runs."""
+
+METHODS: Final[dict[str, tuple[str, ...]]] = {
+    "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
+    "add_request": ("request",),
+    "get_request_counts": (),
+    "_make_cached_request_data": (),
+    "_free_request": ("request",),
+    "_preempt_request": ("request", "timestamp"),
+}
+"""Methods that are extended or called, with the parameters used by name or position."""
+
+ATTRIBUTES: Final = (
+    "cache_config",
+    "connector",
+    "finished_recving_kv_req_ids",
+    "grammar_compile_error_reqs",
+    "kv_cache_manager",
+    "kv_holding_waiting",
+    "lora_config",
+    "max_model_len",
+    "max_num_active_reqs",
+    "max_num_scheduled_tokens",
+    "need_mamba_block_aligned_split",
+    "num_spec_tokens",
+    "num_waiting_for_streaming_input",
+    "policy",
+    "requests",
+    "running",
+    "scheduler_config",
+    "waiting",
+    "_inflight_prefills",
+    "_pause_state",
+)
+READ_BY_SCHEDULE: Final = (
+    "self.running",
+    "self.waiting",
+    "self.max_num_scheduled_tokens",
+    "num_output_placeholders",
+    "_make_cached_request_data",
+)
+"""What `schedule()` must read for a plan to take effect."""
+
+REQUEST_ATTRIBUTES: Final = (
+    "arrival_time",
+    "is_prefill_chunk",
+    "num_computed_tokens",
+    "num_output_placeholders",
+    "num_preemptions",
+    "num_prompt_tokens",
+    "priority",
+    "request_id",
+    "sampling_params",
+    "spec_token_ids",
+    "status",
+)
+BLOCKS_PARAMETERS: Final = (
+    "request_id",
+    "num_tokens",
+    "new_computed_blocks",
+    "num_encoder_tokens",
+    "total_computed_tokens",
+    "num_local_computed_tokens",
+    "num_tokens_main_model",
+    "apply_admission_cap",
+)
+
+
+class IncompatibleVLLMError(HeadwayError):
+    """The installed vLLM differs from what headway relies on."""
+
+    def __init__(self, version: str, differences: Iterable[str]) -> None:
+        found = "; ".join(differences)
+        super().__init__(
+            f"this vLLM ({version}) differs from what headway's scheduler relies on: {found}. "
+            f"Use vLLM {' or '.join(SUPPORTED)}, or start the engine without --scheduler-cls."
+        )
+
+
+def check_class(scheduler: type, request: type, version: str) -> None:
+    """Raise IncompatibleVLLMError unless the scheduler class and requests look as expected."""
+    differences = [*_method_differences(scheduler), *_schedule_differences(scheduler)]
+    source = inspect.getsource(request)
+    differences += [
+        f"Request has no {name}" for name in REQUEST_ATTRIBUTES if f"self.{name}" not in source
+    ]
+    if differences:
+        raise IncompatibleVLLMError(version, differences)
+
+
+def check_instance(scheduler: Any, version: str) -> None:
+    """Raise IncompatibleVLLMError unless a constructed scheduler has what is used of it."""
+    differences = [
+        f"Scheduler has no {name}" for name in ATTRIBUTES if not hasattr(scheduler, name)
+    ]
+    manager: Any = getattr(scheduler, "kv_cache_manager", None)
+    differences += [
+        f"KVCacheManager has no {name}"
+        for name in ("get_computed_blocks", "coordinator", "block_pool", "empty_kv_cache_blocks")
+        if not hasattr(manager, name)
+    ]
+    if not differences:
+        needs = inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters
+        differences += [
+            f"get_num_blocks_to_allocate has no parameter {name}"
+            for name in BLOCKS_PARAMETERS
+            if name not in needs
+        ]
+        differences += [
+            f"BlockPool has no {name}"
+            for name in ("get_num_free_blocks", "touch", "free_blocks", "num_gpu_blocks")
+            if not hasattr(manager.block_pool, name)
+        ]
+    if differences:
+        raise IncompatibleVLLMError(version, differences)
+
+
+def _method_differences(scheduler: type) -> list[str]:
+    differences = []
+    for name, parameters in METHODS.items():
+        method = getattr(scheduler, name, None)
+        if method is None:
+            differences.append(f"Scheduler has no {name}()")
+            continue
+        known = inspect.signature(method).parameters
+        differences += [
+            f"Scheduler.{name}() has no parameter {parameter}"
+            for parameter in parameters
+            if parameter not in known
+        ]
+    return differences
+
+
+def _schedule_differences(scheduler: type) -> list[str]:
+    for owner in scheduler.__mro__:
+        if "schedule" in vars(owner):
+            source = inspect.getsource(vars(owner)["schedule"])
+            return [f"schedule() does not read {n}" for n in READ_BY_SCHEDULE if n not in source]
+    return []

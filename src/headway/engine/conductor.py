@@ -1,0 +1,289 @@
+"""Carries a policy's plan into vLLM's scheduler and measures what came of it.
+
+vLLM's `schedule()` stays as it is. Before each step the conductor changes what
+it reads, and puts it back afterwards:
+
+- `waiting` is a `PlannedQueue`: vLLM sees only the prompts the plan admits.
+- `max_num_scheduled_tokens` is the plan's tokens beside those of the decodes.
+- A prompt mid-prefill that gets less than vLLM would give it has the rest
+  *withheld*: vLLM takes `num_output_placeholders` into account when it counts a
+  request's new tokens, and for a prompt mid-prefill that number is 0 otherwise.
+  It is negative only between the start of `schedule()` and the moment the batch
+  is written down. A paused prompt has all its tokens withheld; it stays in
+  `running`, counted against the limits and visible as a preemption victim.
+"""
+
+import time
+from typing import Any, Final
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.request import Request, RequestStatus
+
+from headway.core.batching.policy import Policy
+from headway.core.batching.settings import BatchingSettings
+from headway.core.decisions import Chunk, StepPlan
+from headway.core.errors import SettingError
+from headway.core.latency import StepTimeModel
+from headway.core.views import Probe, Prompt, Step
+from headway.engine.kv import Judge, KVView
+from headway.engine.queue import PlannedQueue
+from headway.engine.report import Report
+from headway.engine.steps import StepClock
+from headway.engine.tracks import Tracks
+
+WARM_PERIOD_S: Final = 1.0
+"""How often the cached prefix of the long prompt held first is kept from eviction."""
+
+
+class Conductor:
+    """One engine's policy, and its hold on one vLLM scheduler."""
+
+    def __init__(self, scheduler: Any, settings: BatchingSettings) -> None:
+        self._vllm = scheduler
+        self._step_tokens: int = scheduler.max_num_scheduled_tokens
+        self._chunked: bool = scheduler.scheduler_config.enable_chunked_prefill
+        if not self._chunked and settings.budget == "deadline":
+            raise SettingError(
+                "headway.budget",
+                "deadline needs chunked prefill, which this engine has off; "
+                "use budget fixed or --enable-chunked-prefill",
+            )
+        self.model = StepTimeModel()
+        self.policy = Policy(settings, self.model, self._step_tokens)
+        self.tracks = Tracks(self.policy)
+        self.clock = StepClock(self.model)
+        self.report = Report(self.policy)
+        self.kv = KVView(scheduler)
+        self._judge = Judge(scheduler, self.kv)
+        self.queue = PlannedQueue(self._waits, self.policy.discard)
+        self.queue.guard = self._still_fits_caps
+        for request in scheduler.waiting:
+            self.queue.add_request(request)
+        scheduler.waiting = self.queue
+        self._now_s = time.monotonic()
+        self._withheld: list[Request] = []
+        self._prefills: list[Request] = []
+        self._admitting: dict[str, Chunk] = {}
+        self._nothing_to_spare = False
+        self._running_before = 0
+        self._next_warm_s = 0.0
+
+    # What happens to requests
+
+    def refuses(self, request: Request) -> str | None:
+        """Why a new request can never run here, or None."""
+        needed = self.kv.blocks_to_hold(request)
+        if needed <= self.kv.total_blocks:
+            return None
+        return (
+            f"its {request.num_tokens} tokens need {needed} KV blocks and the cache has "
+            f"{self.kv.total_blocks}; use a shorter prompt or give the engine more KV memory"
+        )
+
+    def _waits(self, request: Request) -> None:
+        now_s = time.monotonic()
+        tokens, cached = self._judge.length(request)
+        track = self.tracks.of(request, tokens, now_s)
+        self.policy.add(
+            Prompt(
+                request.request_id,
+                track.arrival_s,
+                tokens,
+                cached,
+                track.total_tokens,
+                request.priority,
+                track.ttft_slo_s,
+                resumed=request.status == RequestStatus.PREEMPTED,
+                unsplit=self._unsplit(request),
+            ),
+            now_s,
+        )
+
+    def _unsplit(self, request: Request) -> bool:
+        return bool(request.has_encoder_inputs or self._vllm.need_mamba_block_aligned_split)
+
+    # One step
+
+    def begin_step(self) -> None:
+        """Plan the step about to be scheduled and show vLLM what it admits."""
+        vllm = self._vllm
+        now_s = self._now_s = self.clock.start_s(time.monotonic())
+        running: list[Request] = vllm.running
+        self._running_before = len(running)
+        self._prefills = prefills = [r for r in running if r.is_prefill_chunk]
+        decodes = running
+        if prefills:
+            decodes = [r for r in running if not r.is_prefill_chunk]
+        context_tokens = sum([r.num_computed_tokens for r in decodes])
+        decode_tokens = len(decodes)
+        if vllm.num_spec_tokens:
+            decode_tokens += sum([len(r.spec_token_ids) for r in decodes])
+        self.clock.decodes(decode_tokens, context_tokens)
+        if not prefills and not self.queue:
+            self._admitting = {}
+            self.queue.begin(())
+            return
+        self._judge.new_step()
+        step = self._step(prefills, decodes, decode_tokens, context_tokens, now_s)
+        plan = self.policy.plan(step, now_s, self._probe)
+        self._express(plan, prefills, decode_tokens)
+        self.report.planned(plan, prefills=len(prefills) + len(plan.admitted))
+        if plan.held_long and now_s >= self._next_warm_s:
+            self._keep_warm(now_s)
+
+    def _step(
+        self,
+        prefills: list[Request],
+        decodes: list[Request],
+        decode_tokens: int,
+        context_tokens: int,
+        now_s: float,
+    ) -> Step:
+        vllm = self._vllm
+        arriving = len(vllm.finished_recving_kv_req_ids)
+        seats = vllm.max_num_active_reqs - len(vllm.running) - vllm.num_waiting_for_streaming_input
+        if vllm._pause_state.name != "UNPAUSED" or not self.queue:
+            seats = 0
+        tokens = max(0, self._step_tokens - decode_tokens - arriving)
+        free_blocks = self.kv.free_blocks
+        if decodes:
+            tokens = self._room_tokens(tokens, prefills, decodes, free_blocks)
+        if seats > 0:
+            free_blocks -= self.kv.watermark_blocks + self.kv.reserved_blocks()
+        deadlines: list[float] = []
+        if self.policy.budget.uses_deadlines:
+            deadlines = self.tracks.deadlines_s(decodes)
+        return Step(
+            tokens=tokens,
+            prefills=tuple([self._prompt(r, now_s) for r in prefills]),
+            decodes=decode_tokens,
+            decode_context_tokens=context_tokens,
+            next_token_deadlines_s=deadlines,
+            seats=seats,
+            free_blocks=free_blocks,
+            idle=not vllm.running,
+        )
+
+    def _room_tokens(
+        self, tokens: int, prefills: list[Request], decodes: list[Request], free_blocks: int
+    ) -> int:
+        """Prefill tokens for which there are KV blocks besides those of growing decodes.
+
+        Where blocks run short, decodes may preempt and prefill may not; the
+        request whose loss wastes least stands last, where vLLM takes victims.
+        """
+        spare = free_blocks - len(decodes)
+        if spare * self.kv.block_tokens >= tokens + len(prefills) * self.kv.block_tokens:
+            return tokens
+        if self._vllm.policy == SchedulingPolicy.FCFS:
+            self._vllm.running.sort(key=_worth, reverse=True)
+        return max(0, min(tokens, spare * self.kv.block_tokens))
+
+    def _prompt(self, request: Request, now_s: float) -> Prompt:
+        track = self.tracks.of(request, request.num_tokens, now_s)
+        done = request.num_computed_tokens
+        return Prompt(
+            request.request_id,
+            track.arrival_s,
+            max(1, request.num_tokens - done),
+            done,
+            track.total_tokens,
+            request.priority,
+            track.ttft_slo_s,
+            resumed=request.num_output_tokens > 0,
+            unsplit=self._unsplit(request),
+        )
+
+    def _probe(self, request_id: str) -> Probe:
+        return self._judge.probe(self.queue.get(request_id))
+
+    def _express(self, plan: StepPlan, prefills: list[Request], decode_tokens: int) -> None:
+        chunks = {chunk.id: chunk.tokens for chunk in plan.chunks}
+        for request in prefills:
+            left = request.num_tokens - request.num_computed_tokens
+            withheld = left - chunks.get(request.request_id, 0)
+            if withheld > 0:
+                request.num_output_placeholders = -withheld
+                self._withheld.append(request)
+        if plan.limit_s is not None:
+            arriving = len(self._vllm.finished_recving_kv_req_ids)
+            tokens = decode_tokens + arriving + plan.tokens
+            self._vllm.max_num_scheduled_tokens = min(self._step_tokens, tokens)
+        self.queue.begin([chunk.id for chunk in plan.admitted])
+        self._admitting = {chunk.id: chunk for chunk in plan.admitted}
+        self._nothing_to_spare = plan.nothing_to_spare
+
+    def _still_fits_caps(self, request: Request) -> bool:
+        """Whether vLLM may look at this planned request, or must leave it to the next step.
+
+        While the step was being scheduled, allocation may have evicted a prefix
+        the plan counted on. Where no further prompt may be left unfinished, one
+        that was to be finished starts only if it still will be.
+        """
+        chunk = self._admitting[request.request_id]
+        if not self._nothing_to_spare or chunk.left:
+            return True
+        if self._judge.length(request)[0] > chunk.tokens:
+            return False
+        started = self._vllm.running[self._running_before :]
+        return all(
+            r.num_tokens - r.num_computed_tokens <= self._admitting[r.request_id].tokens
+            for r in started
+            if r.request_id in self._admitting
+        )
+
+    def _keep_warm(self, now_s: float) -> None:
+        head = self.policy.backlog.long_head(now_s)
+        if head is not None:
+            self.kv.keep_warm(self.queue.get(head.id))
+        self._next_warm_s = now_s + WARM_PERIOD_S
+
+    def return_withheld(self) -> None:
+        """Give requests back what was withheld; vLLM has settled their chunks."""
+        for request in self._withheld:
+            request.num_output_placeholders = 0
+        self._withheld.clear()
+
+    def end_step(self) -> None:
+        """Put everything back, also when `schedule()` failed."""
+        self.return_withheld()
+        self._vllm.max_num_scheduled_tokens = self._step_tokens
+        for request in self.queue.end():
+            self._waits(request)
+
+    def scheduled(self, output: Any) -> None:
+        """Remember what the step computes, to learn from it when it is done."""
+        admitted = self._vllm.running[self._running_before :]
+        for request in admitted:
+            chunk = self._admitting.get(request.request_id)
+            track = self.tracks.get(request.request_id)
+            if chunk is not None and track is not None and not request.num_output_tokens:
+                track.total_tokens = chunk.tokens + chunk.left
+        counts = output.num_scheduled_tokens
+        prefills = [
+            (r, counts[r.request_id])
+            for r in (*self._prefills, *admitted)
+            if r.request_id in counts
+        ]
+        self.clock.started(output, prefills, self._now_s)
+
+    def finished(self, output: Any) -> None:
+        """A step's results are here: measure it."""
+        step = self.clock.finished(output, time.monotonic())
+        if step is not None:
+            self.report.measured(step)
+
+    def tokens_delivered(self) -> None:
+        """Note first tokens of the step just measured."""
+        now_s = time.monotonic()
+        for request in self.clock.take_completed_prefills():
+            track = self.tracks.get(request.request_id)
+            if track is not None and track.first_token_s is None and request.num_output_tokens:
+                track.first_token_s = now_s
+        self.report.tick(now_s, self.queue, self._vllm)
+
+
+def _worth(request: Request) -> tuple[int, float]:
+    """What preempting a request would waste: tokens to recompute, more each time it happens."""
+    wasted = int(request.num_computed_tokens) * (1 + int(request.num_preemptions))
+    return wasted, -float(request.arrival_time)

@@ -1,0 +1,86 @@
+"""vLLM's scheduler, steered by a headway policy."""
+
+from typing import Any, cast
+
+import vllm
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler as PlainScheduler
+from vllm.v1.request import Request
+
+from headway.core.batching.settings import parse
+from headway.core.errors import SettingError
+from headway.engine.compat import check_class, check_instance
+from headway.engine.conductor import Conductor
+
+logger = init_logger("vllm.headway")
+
+
+def steered(base: type) -> type:
+    """A subclass of one of vLLM's scheduler classes that follows a headway policy.
+
+    It takes the base's arguments; settings come from
+    `vllm_config.additional_config["headway"]`.
+    Raises IncompatibleVLLMError if the base isn't what headway was made for.
+    """
+    check_class(base, Request, vllm.__version__)
+
+    class SteeredScheduler(base):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            check_instance(self, vllm.__version__)
+            values = (self.vllm_config.additional_config or {}).get("headway", {})
+            self.headway = Conductor(self, parse(values, self.max_model_len))
+            self._refused: set[str] = set()
+            logger.info(self.headway.report.settings_block(self))
+
+        def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+            super().add_request(request, *args, **kwargs)
+            why = self.headway.refuses(request)
+            if why is not None:
+                logger.warning("request %s is refused: %s", request.request_id, why)
+                self._refused.add(request.request_id)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            self.headway.begin_step()
+            try:
+                output = super().schedule(*args, **kwargs)
+            finally:
+                self.headway.end_step()
+            self.headway.scheduled(output)
+            return output
+
+        def _make_cached_request_data(self, *args: Any, **kwargs: Any) -> Any:
+            self.headway.return_withheld()
+            return super()._make_cached_request_data(*args, **kwargs)
+
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            self.headway.finished(scheduler_output)
+            if self._refused:
+                self.grammar_compile_error_reqs.update(self._refused & self.requests.keys())
+                self._refused.clear()
+            outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+            self.headway.tokens_delivered()
+            return outputs
+
+        def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+            self.headway.tracks.forget(request.request_id)
+            return super()._free_request(request, *args, **kwargs)
+
+    SteeredScheduler.__name__ = SteeredScheduler.__qualname__ = f"Headway{base.__name__}"
+    return SteeredScheduler
+
+
+def Scheduler(*args: Any, **kwargs: Any) -> Any:
+    """The scheduler for `--scheduler-cls headway.engine.Scheduler`.
+
+    Stands on vLLM's async scheduler where the engine schedules asynchronously,
+    on the plain one elsewhere, as vLLM itself chooses.
+    """
+    config = kwargs["vllm_config"] if "vllm_config" in kwargs else args[0]
+    if config.model_config.is_diffusion:
+        raise SettingError(
+            "--scheduler-cls", "headway can't schedule diffusion models; leave it out"
+        )
+    base = AsyncScheduler if config.scheduler_config.async_scheduling else PlainScheduler
+    return steered(cast("type", base))(*args, **kwargs)

@@ -1,0 +1,84 @@
+"""What headway remembers of each request in the engine."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from vllm.v1.request import Request
+
+from headway.core.batching.policy import Policy
+
+OLDEST_S: Final = 3600.0
+"""An arrival stamp further back is not believed."""
+TTFT_ARGUMENT: Final = "headway_ttft_slo_s"
+TPOT_ARGUMENT: Final = "headway_tpot_slo_s"
+
+
+@dataclass(slots=True)
+class Track:
+    """arrival_s and first_token_s are monotonic; pace_s is seconds a token.
+
+    total_tokens: uncached tokens of the whole prompt, as judged on arrival and again at its start.
+    """
+
+    arrival_s: float
+    total_tokens: int
+    ttft_slo_s: float | None
+    pace_s: float
+    first_token_s: float | None = None
+
+
+class Tracks:
+    """The tracks of all requests in the engine, by request id."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._tracks: dict[str, Track] = {}
+
+    def __len__(self) -> int:
+        return len(self._tracks)
+
+    def get(self, request_id: str) -> Track | None:
+        """The track, or None for a request that has left."""
+        return self._tracks.get(request_id)
+
+    def of(self, request: Request, tokens: int, now_s: float) -> Track:
+        """The request's track; a new one if it is seen first with `tokens` to compute."""
+        track = self._tracks.get(request.request_id)
+        if track is None:
+            age_s = time.time() - request.arrival_time
+            if not 0 <= age_s <= OLDEST_S:
+                age_s = 0.0
+            parameters = getattr(request.sampling_params, "extra_args", None) or {}
+            track = Track(
+                now_s - age_s,
+                tokens,
+                _limit(parameters, TTFT_ARGUMENT),
+                self._policy.pace_s(_limit(parameters, TPOT_ARGUMENT)),
+            )
+            self._tracks[request.request_id] = track
+        return track
+
+    def forget(self, request_id: str) -> None:
+        """The request has left the engine."""
+        self._tracks.pop(request_id, None)
+
+    def deadlines_s(self, decodes: list[Request]) -> list[float]:
+        """When each running decode's next token is due; those without a first token have none."""
+        tracks = self._tracks
+        deadlines = []
+        for request in decodes:
+            track = tracks.get(request.request_id)
+            if track is not None and track.first_token_s is not None:
+                ahead = request.num_output_tokens + request.num_output_placeholders
+                deadlines.append(track.first_token_s + ahead * track.pace_s)
+        return deadlines
+
+
+def _limit(parameters: dict[str, Any], name: str) -> float | None:
+    """A client's own limit in seconds; anything but a positive finite number is ignored."""
+    value = parameters.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value > 0 else None
