@@ -18,7 +18,8 @@ class StepPlan:
 
     chunks: prompts mid-prefill, in the order in which they were served. Those
         not named are paused: they keep their KV.
-    admitted: waiting prompts that start, in order. Only the last may be cut.
+    admitted: waiting prompts that start, in order. Only the last may be cut, beside
+        those longer than `Step.chunk_tokens`.
     tokens: prefill tokens in all.
     limit_s: how long the step may take, or None where only tokens count.
     reason: what decided the size of the step.

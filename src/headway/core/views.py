@@ -41,6 +41,7 @@ class Probe(NamedTuple):
     context_tokens: prefix tokens it would reuse.
     blocks: KV blocks it needs to hold its whole prompt.
     blocked: why it can't start whatever the budget, or None.
+    needs_room: if it can't start, it could once running requests have finished.
     exact: `tokens` can't grow before vLLM admits it and nothing but the token
         budget can cut its chunk.
     """
@@ -49,6 +50,7 @@ class Probe(NamedTuple):
     context_tokens: int = 0
     blocks: int = 0
     blocked: str | None = None
+    needs_room: bool = True
     exact: bool = True
 
 
@@ -56,6 +58,7 @@ class Step(NamedTuple):
     """The engine's state when a step is planned.
 
     tokens: prefill tokens that fit in the step beside its decodes.
+    chunk_tokens: the most that one prompt may get of them.
     prefills: admitted prompts with tokens left to compute.
     decodes: running decodes.
     decode_context_tokens: sum of their context lengths.
@@ -74,3 +77,4 @@ class Step(NamedTuple):
     seats: int = 1 << 30
     free_blocks: int = 1 << 30
     idle: bool = False
+    chunk_tokens: int = 1 << 30

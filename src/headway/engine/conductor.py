@@ -60,7 +60,7 @@ class Conductor:
         for request in scheduler.waiting:
             self.queue.add_request(request)
         scheduler.waiting = self.queue
-        self._now_s = time.monotonic()
+        self._scheduled_s = time.monotonic()
         self._withheld: list[Request] = []
         self._prefills: list[Request] = []
         self._admitting: dict[str, Chunk] = {}
@@ -107,7 +107,8 @@ class Conductor:
     def begin_step(self) -> None:
         """Plan the step about to be scheduled and show vLLM what it admits."""
         vllm = self._vllm
-        now_s = self._now_s = self.clock.start_s(time.monotonic())
+        self._scheduled_s = time.monotonic()
+        now_s = self.clock.start_s(self._scheduled_s)
         running: list[Request] = vllm.running
         self._running_before = len(running)
         self._prefills = prefills = [r for r in running if r.is_prefill_chunk]
@@ -120,6 +121,8 @@ class Conductor:
             decode_tokens += sum([len(r.spec_token_ids) for r in decodes])
         self.clock.decodes(decode_tokens, context_tokens)
         if not prefills and not self.queue:
+            if self.kv.free_blocks < decode_tokens:
+                self._line_up_victims()
             self._admitting = {}
             self.queue.begin(())
             return
@@ -161,23 +164,38 @@ class Conductor:
             next_token_deadlines_s=deadlines,
             seats=seats,
             free_blocks=free_blocks,
-            idle=not vllm.running,
+            idle=not vllm.running and not vllm.kv_holding_waiting,
+            chunk_tokens=self._chunk_tokens(),
         )
+
+    def _chunk_tokens(self) -> int:
+        """The most tokens vLLM gives one prompt in a step (--long-prefill-token-threshold)."""
+        config = self._vllm.scheduler_config
+        tokens: int = config.long_prefill_token_threshold
+        requests = sum(self._vllm.get_request_counts())
+        if tokens <= 0 or requests <= 1:
+            return self._step_tokens
+        if getattr(config, "long_prefill_token_threshold_adaptive", False):
+            tokens = max(tokens, config.max_num_batched_tokens // requests)
+        return tokens
 
     def _room_tokens(
         self, tokens: int, prefills: list[Request], decodes: list[Request], free_blocks: int
     ) -> int:
         """Prefill tokens for which there are KV blocks besides those of growing decodes.
 
-        Where blocks run short, decodes may preempt and prefill may not; the
-        request whose loss wastes least stands last, where vLLM takes victims.
+        Where blocks run short, decodes may preempt and prefill may not.
         """
         spare = free_blocks - len(decodes)
         if spare * self.kv.block_tokens >= tokens + len(prefills) * self.kv.block_tokens:
             return tokens
+        self._line_up_victims()
+        return max(0, min(tokens, spare * self.kv.block_tokens))
+
+    def _line_up_victims(self) -> None:
+        """Put the request whose loss wastes least last, where vLLM takes victims."""
         if self._vllm.policy == SchedulingPolicy.FCFS:
             self._vllm.running.sort(key=_worth, reverse=True)
-        return max(0, min(tokens, spare * self.kv.block_tokens))
 
     def _prompt(self, request: Request, now_s: float) -> Prompt:
         track = self.tracks.of(request, request.num_tokens, now_s)
@@ -205,7 +223,7 @@ class Conductor:
             if withheld > 0:
                 request.num_output_placeholders = -withheld
                 self._withheld.append(request)
-        if plan.limit_s is not None:
+        if self.policy.budget.uses_deadlines:
             arriving = len(self._vllm.finished_recving_kv_req_ids)
             tokens = decode_tokens + arriving + plan.tokens
             self._vllm.max_num_scheduled_tokens = min(self._step_tokens, tokens)
@@ -265,7 +283,7 @@ class Conductor:
             for r in (*self._prefills, *admitted)
             if r.request_id in counts
         ]
-        self.clock.started(output, prefills, self._now_s)
+        self.clock.started(output, prefills, self._scheduled_s)
 
     def finished(self, output: Any) -> None:
         """A step's results are here: measure it."""

@@ -35,7 +35,8 @@ class Backlog:
         self._lanes: dict[Rank, list[Entry]] = {}
         self._by_arrival: list[tuple[float, str]] = []
         self._parked: deque[str] = deque()
-        self._parked_since_s: dict[str, float] = {}
+        self._parked_ids: set[str] = set()
+        self._roomless_since_s: dict[str, float] = {}
         self.hold_long = False
         """While set, `draw` passes over long prompts."""
 
@@ -47,8 +48,9 @@ class Backlog:
 
     def add(self, prompt: Prompt, now_s: float) -> None:
         """Take in a prompt, or replace the one of the same id."""
-        if prompt.id not in self._prompts or self._parked_since_s.pop(prompt.id, None) is not None:
+        if prompt.id not in self._prompts or prompt.id in self._parked_ids:
             heapq.heappush(self._by_arrival, (prompt.arrival_s, prompt.id))
+        self._free(prompt.id)
         self._prompts[prompt.id] = prompt
         self._push(prompt, now_s)
 
@@ -56,18 +58,31 @@ class Backlog:
         """Forget a prompt; unknown ids are ignored."""
         if self._prompts.pop(prompt_id, None) is not None:
             self._serial_of.pop(prompt_id, None)
-            self._parked_since_s.pop(prompt_id, None)
+            self._free(prompt_id)
 
     def rank(self, prompt: Prompt, now_s: float) -> Rank:
-        """Lowest goes first. Those that were preempted go before all others."""
-        return (not prompt.resumed, *self._order.rank(prompt, now_s))
+        """Lowest goes first. Those that were preempted go before all others, by arrival."""
+        if prompt.resumed:
+            return (False, prompt.arrival_s, prompt.id)
+        return (True, *self._order.rank(prompt, now_s))
 
-    def park(self, prompt_id: str, now_s: float) -> None:
-        """Set a prompt aside that can't start now."""
+    def park(self, prompt_id: str, now_s: float, *, needs_room: bool) -> None:
+        """Set a prompt aside that can't start now.
+
+        needs_room: it could start if running requests finished and no other started.
+        """
         self._serial_of.pop(prompt_id, None)
-        if prompt_id not in self._parked_since_s:
-            self._parked_since_s[prompt_id] = now_s
+        if prompt_id not in self._parked_ids:
+            self._parked_ids.add(prompt_id)
             self._parked.append(prompt_id)
+        if needs_room:
+            self._roomless_since_s.setdefault(prompt_id, now_s)
+        else:
+            self._roomless_since_s.pop(prompt_id, None)
+
+    def _free(self, prompt_id: str) -> None:
+        self._parked_ids.discard(prompt_id)
+        self._roomless_since_s.pop(prompt_id, None)
 
     def unpark(
         self, probe: Callable[[str], Probe], fits: Callable[[Probe], bool], looks: int, now_s: float
@@ -75,17 +90,18 @@ class Backlog:
         """Let those of the next `looks` parked prompts back in that can start now."""
         for _ in range(min(looks, len(self._parked))):
             prompt_id = self._parked.popleft()
-            if prompt_id not in self._parked_since_s:
+            if prompt_id not in self._parked_ids:
                 continue
             seen = probe(prompt_id)
             if seen.blocked is None and fits(seen):
                 self.add(self._prompts[prompt_id], now_s)
             else:
                 self._parked.append(prompt_id)
+                self.park(prompt_id, now_s, needs_room=seen.needs_room)
 
-    def parked_longest(self) -> tuple[str, float] | None:
-        """The prompt set aside first, and since when; None without any."""
-        return next(iter(self._parked_since_s.items()), None)
+    def roomless_since_s(self) -> float | None:
+        """Since when the first of those set aside has needed room; None without any."""
+        return next(iter(self._roomless_since_s.values()), None)
 
     def oldest(self) -> Prompt | None:
         """The prompt that arrived first of those not set aside."""
@@ -94,7 +110,7 @@ class Backlog:
             arrival_s, prompt_id = heap[0]
             prompt = self._prompts.get(prompt_id)
             current = prompt is not None and prompt.arrival_s == arrival_s
-            if current and prompt_id not in self._parked_since_s:
+            if current and prompt_id not in self._parked_ids:
                 return prompt
             heapq.heappop(heap)
         return None
@@ -153,9 +169,8 @@ class Backlog:
                 drawn.append((lane, entry))
                 heapq.heappush(heads, (rank(prompt), lane, prompt))
                 return
-            self._push(prompt, now_s)
-            if all(other != current for _, other, _ in heads):
-                self._advance(current, heads, drawn, now_s, rank)
+            drawn.append((current, self._entry(prompt, now_s)))
+            heapq.heappush(heads, (rank(prompt), current, prompt))
 
     def _top(self, lane: Rank) -> Prompt | None:
         heap = self._lanes.get(lane)
@@ -168,15 +183,19 @@ class Backlog:
         return None
 
     def _push(self, prompt: Prompt, now_s: float) -> None:
+        lane = self._lanes.setdefault(self._lane(prompt, now_s), [])
+        heapq.heappush(lane, self._entry(prompt, now_s))
+
+    def _entry(self, prompt: Prompt, now_s: float) -> Entry:
+        """The prompt's entry in its lane; earlier ones no longer count."""
         self._serial += 1
         self._serial_of[prompt.id] = self._serial
-        lane = self._lanes.setdefault(self._lane(prompt, now_s), [])
         by_arrival = (prompt.arrival_s, prompt.id)
         key = by_arrival if prompt.resumed else self._order.key(prompt, now_s)
-        heapq.heappush(lane, (key, self._serial, prompt.id))
+        return (key, self._serial, prompt.id)
 
     def _lane(self, prompt: Prompt, now_s: float) -> Rank:
+        long = self._is_long(prompt.tokens)
         if prompt.resumed:
-            return (False, False, "resumed")
-        long, yielding = self._is_long(prompt.tokens), self._order.yielding(prompt, now_s)
-        return (long, yielding, *self._order.lane(prompt, now_s))
+            return (long, False, "resumed")
+        return (long, self._order.yielding(prompt, now_s), *self._order.lane(prompt, now_s))

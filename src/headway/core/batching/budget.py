@@ -8,13 +8,16 @@ from headway.core.batching.settings import BatchingSettings
 from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Step
 
-RESPONSIVE_SHARE: Final = 0.3
-"""No step lasts longer than this share of the smallest TTFT limit in use:
-whoever arrives waits for the running step to end."""
+RESPONSIVE_SHARE: Final = 0.35
+LONE_RESPONSIVE_SHARE: Final = 0.5
+"""No step lasts longer than this share of the smallest TTFT limit in use: whoever
+arrives waits for the running step to end. A prompt that has the engine to itself
+may take longer steps, as fewer of them waste less on each step's fixed cost."""
 STALL_LIMIT: Final = 3.0
 """No running decode waits longer for a token than this many TPOT limits."""
-PACE: Final = 0.95
-"""Decodes are paced to this share of their TPOT limit, against prediction errors."""
+PACE: Final = 0.96
+"""Decodes are paced to this share of their TPOT limit. Deadlines are absolute, so a step
+that takes longer than predicted shortens the next; the rest covers the last token."""
 CATCH_UP_STEPS: Final = 4
 """A decode that would need more steps without prefill to catch up is given up."""
 FLOOR_TOKENS: Final = 8
@@ -44,8 +47,12 @@ class Budget(Protocol):
 
     uses_deadlines: bool
 
-    def allow(self, step: Step, now_s: float, ttft_limit_s: float) -> Allowance:
-        """ttft_limit_s: the smallest TTFT limit in use, seconds."""
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float, *, lone: bool) -> Allowance:
+        """What the step that starts at `now_s` may spend.
+
+        ttft_limit_s: the smallest TTFT limit in use, seconds.
+        lone: a single prompt has the engine to itself.
+        """
 
 
 class FixedBudget:
@@ -53,7 +60,7 @@ class FixedBudget:
 
     uses_deadlines = False
 
-    def allow(self, step: Step, now_s: float, ttft_limit_s: float) -> Allowance:
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float, *, lone: bool) -> Allowance:
         return Allowance(step.tokens)
 
 
@@ -71,20 +78,21 @@ class DeadlineBudget:
         self._model = model
         self._tpot_s = settings.tpot_slo_s
 
-    def allow(self, step: Step, now_s: float, ttft_limit_s: float) -> Allowance:
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float, *, lone: bool) -> Allowance:
         if not self._model.ready:
             return Allowance(min(step.tokens, COLD_TOKENS), reason="cold")
         alone = StepShape(decodes=step.decodes, decode_context_tokens=step.decode_context_tokens)
         base_s = self._model.predict(alone)
-        limit_s, reason = RESPONSIVE_SHARE * ttft_limit_s, "responsive"
+        share = LONE_RESPONSIVE_SHARE if lone else RESPONSIVE_SHARE
+        limit_s, reason = share * ttft_limit_s, "responsive"
         if step.decodes:
-            if STALL_LIMIT * self._tpot_s < limit_s:
-                limit_s, reason = STALL_LIMIT * self._tpot_s, "stall"
+            token_s, why = STALL_LIMIT * self._tpot_s, "stall"
             slack_s = self._slack_s(step.next_token_deadlines_s, now_s, base_s)
-            if slack_s < limit_s:
-                limit_s, reason = slack_s, "slack"
-        seconds = limit_s / (1 + self._model.error) - base_s
-        return Allowance(step.tokens, max(0.0, seconds), FLOOR_TOKENS, limit_s, reason)
+            if slack_s < token_s:
+                token_s, why = slack_s, "slack"
+            if token_s < limit_s:
+                limit_s, reason = token_s, why
+        return Allowance(step.tokens, max(0.0, limit_s - base_s), FLOOR_TOKENS, limit_s, reason)
 
     def _slack_s(self, deadlines_s: list[float], now_s: float, base_s: float) -> float:
         """Time until the first next-token deadline that can still be saved."""

@@ -97,29 +97,29 @@ class Penalised:
 
 
 class FeasibleFirst:
-    """Prompts that can still meet their TTFT limit, least work first; then the late ones.
+    """Prompts that can still meet their TTFT limit, least work first; late ones as if larger.
 
     Work is compared by size class; in a class the earliest deadline goes first.
-    Late prompts go by response ratio: a late short one doesn't wait for a late
-    long one's whole prefill, and a late long one ages.
+    A late prompt counts as `LATE_CLASSES` larger: it lets all those pass that
+    its own work could make late, and still goes before a long prompt that has
+    time.
     """
+
+    LATE_CLASSES: Final = 12
+    """Three powers of two: eight times its work."""
 
     def __init__(self, clock: "PrefillClock") -> None:
         self._clock = clock
-        self._late = Penalised(clock)
 
     def lane(self, prompt: Prompt, now_s: float) -> Rank:
         late = self.yielding(prompt, now_s)
-        return (late, _level(prompt.priority), size_class(prompt.tokens))
+        size = size_class(prompt.tokens) + self.LATE_CLASSES * late
+        return (_level(prompt.priority), size, late)
 
     def key(self, prompt: Prompt, now_s: float) -> Rank:
-        if self.yielding(prompt, now_s):
-            return (prompt.arrival_s, prompt.id)
         return (self._clock.ttft_deadline_s(prompt), prompt.arrival_s, prompt.id)
 
     def rank(self, prompt: Prompt, now_s: float) -> Rank:
-        if self.yielding(prompt, now_s):
-            return (1, *self._late.rank(prompt, now_s))
         return (*self.lane(prompt, now_s), *self.key(prompt, now_s))
 
     def yielding(self, prompt: Prompt, now_s: float) -> bool:

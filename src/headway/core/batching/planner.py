@@ -54,7 +54,6 @@ class StepPlanner:
         self._free_blocks = step.free_blocks
         self._looks = MAX_LOOKS
         self._aged: Prompt | None = None
-        self._aged_offered = False
         self._finished = False
         self._caps = caps
         self._occupancy = Occupancy(caps)
@@ -81,7 +80,7 @@ class StepPlanner:
             tokens=self._spent,
             limit_s=self._allowance.limit_s,
             reason=self._allowance.reason,
-            held_long=self._held_long(),
+            held_long=self._held_long() is not None,
             nothing_to_spare=self._occupancy.long_full,
         )
 
@@ -105,15 +104,17 @@ class StepPlanner:
     def _waiting(self) -> Generator[Prompt]:
         """Waiting prompts in rank while any may start; one that has waited too long first."""
         self._set_hold()
-        aged = self._aged
-        if aged is not None and not (self._backlog.hold_long and self._caps.is_long(aged.tokens)):
-            self._aged_offered = True
-            yield aged
+        aged, offered = self._aged, ""
+        held = self._backlog.hold_long
+        if aged is not None and aged.id in self._backlog:
+            if not (held and self._caps.is_long(aged.tokens)):
+                offered = aged.id
+                yield aged
         with closing(self._backlog.draw(self._now_s, self._rank)) as drawn:
             for prompt in drawn:
                 if self._looks == 0 or len(self._admitted) >= self._step.seats:
                     return
-                if not (self._aged_offered and aged is not None and prompt.id == aged.id):
+                if prompt.id != offered:
                     yield prompt
                 self._set_hold()
 
@@ -130,7 +131,7 @@ class StepPlanner:
         """Start a waiting prompt, set it aside, or pass it over in this step."""
         seen = self._probe(prompt.id)
         if seen.blocked is not None or not self._fits(seen):
-            self._backlog.park(prompt.id, self._now_s)
+            self._backlog.park(prompt.id, self._now_s, needs_room=seen.needs_room)
             self._looks -= 1
             return
         planned = self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
@@ -149,7 +150,7 @@ class StepPlanner:
 
     def _fit(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
         """The chunk that what is left allows for a prompt of `tokens`."""
-        at_most = min(tokens, self._tokens)
+        at_most = min(tokens, self._tokens, self._step.chunk_tokens)
         if unsplit:
             return at_most
         by_time = self._model.largest_chunk(self._seconds, context_tokens, at_most)
@@ -158,7 +159,8 @@ class StepPlanner:
     def _spend(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
         chunk = self._fit(tokens, context_tokens, unsplit=unsplit)
         self._spent += chunk
-        self._tokens = self._tokens - chunk if chunk == tokens else 0
+        uncut = chunk in {tokens, self._step.chunk_tokens}
+        self._tokens = self._tokens - chunk if uncut else 0
         self._floor = max(0, self._floor - chunk)
         self._seconds -= self._model.chunk_s(chunk, context_tokens)
         return chunk
@@ -170,8 +172,8 @@ class StepPlanner:
 
     def _draining(self) -> bool:
         """One that never finds room has waited long enough: nobody else starts meanwhile."""
-        parked = self._backlog.parked_longest()
-        return parked is not None and self._now_s - parked[1] > self._max_wait_s
+        since_s = self._backlog.roomless_since_s()
+        return since_s is not None and self._now_s - since_s > self._max_wait_s
 
     def _find_aged(self) -> None:
         oldest = self._backlog.oldest()
@@ -186,8 +188,9 @@ class StepPlanner:
         full = self._occupancy.long_full
         self._backlog.hold_long = full and self._tokens <= self._caps.long_tokens
 
-    def _held_long(self) -> bool:
-        return self._backlog.hold_long and self._backlog.long_head(self._now_s) is not None
+    def _held_long(self) -> Prompt | None:
+        """The long prompt that would start next if one more might be unfinished."""
+        return self._backlog.long_head(self._now_s) if self._occupancy.long_full else None
 
     def _rank(self, prompt: Prompt) -> Rank:
         """Those that have waited too long, then the class whose turn it is, then the order.
@@ -203,7 +206,7 @@ class StepPlanner:
 
     def rejudge_long(self) -> None:
         """Look again at the long prompt held first: its prefix may be cached by now."""
-        head = self._backlog.long_head(self._now_s) if self._backlog.hold_long else None
+        head = self._held_long()
         if head is not None:
             seen = self._probe(head.id)
             if seen.tokens != head.tokens:

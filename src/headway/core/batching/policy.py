@@ -67,7 +67,9 @@ class Policy:
         Admitted prompts leave the backlog; the host adds back those it could not start.
         """
         self._steps += 1
-        allowance = self.budget.allow(step, now_s, self._smallest_ttft_limit_s(now_s))
+        lone = not step.decodes and len(step.prefills) + len(self.backlog) <= 1
+        limit_s = self._smallest_ttft_limit_s(now_s)
+        allowance = self.budget.allow(step, now_s, limit_s, lone=lone)
         favoured = self._credit >= 1.0
         planner = StepPlanner(
             self.backlog,
