@@ -25,7 +25,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as PlainScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -66,9 +66,12 @@ def make_scheduler(
     scheduling_policy: str = "fcfs",
     kv_transfer: KVTransferConfig | None = None,
     scheduler_options: dict[str, Any] | None = None,
+    config_options: dict[str, Any] | None = None,
+    more_settings: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Any:
     """A vLLM scheduler: stock if `policy` is None, headway's with `settings` otherwise."""
+    settings.update(more_settings or {})
     model = ModelConfig(
         model=str(folder),
         skip_tokenizer_init=True,
@@ -94,6 +97,7 @@ def make_scheduler(
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=kv_transfer,
         additional_config={"headway": {"policy": policy, **settings}} if policy else {},
+        **(config_options or {}),
     )
     config.scheduler_config.async_scheduling = async_scheduling
     config.cache_config.num_gpu_blocks = blocks
@@ -123,8 +127,9 @@ def make_request(
     prefix_tokens: int = 0,
     extra_args: dict[str, Any] | None = None,
     arrival_time: float | None = None,
+    **options: Any,
 ) -> Request:
-    """A request of `tokens` prompt tokens, of which `prefix_tokens` come from prefix no. `prefix`."""
+    """A request of `tokens` prompt tokens, the first `prefix_tokens` those of prefix `prefix`."""
     serial = next(_serial)
     shared = [] if prefix is None else [(prefix * 7919 + i) % 31_000 for i in range(prefix_tokens)]
     own = [(serial * 104_729 + i * 31) % 31_000 for i in range(tokens - len(shared))]
@@ -138,20 +143,71 @@ def make_request(
         priority=priority,
         arrival_time=arrival_time,
         block_hasher=get_request_block_hasher(BLOCK, sha256),
+        **options,
     )
 
 
-class Driver:
-    """Runs a scheduler step by step; `depth` steps are in flight at once."""
+class Clock:
+    """Virtual time, in place of the `time` module inside headway.engine."""
 
-    def __init__(self, scheduler: Any, depth: int = 1) -> None:
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+
+def step_s(output: Any) -> float:
+    """How long a virtual step takes."""
+    return 0.02 + 1e-4 * float(output.total_num_scheduled_tokens)
+
+
+def mid_prefill(scheduler: Any) -> list[Request]:
+    """Running requests whose prompt isn't finished after the steps scheduled so far."""
+    return [r for r in scheduler.running if r.is_prefill_chunk]
+
+
+def tokens_left(request: Request) -> int:
+    """Tokens that are known and not scheduled yet."""
+    return int(request.num_tokens - request.num_computed_tokens)
+
+
+def check_restored(scheduler: Any) -> None:
+    """Nothing of a plan is left between steps."""
+    headway = getattr(scheduler, "headway", None)
+    if headway is None:
+        return
+    assert all(r.num_output_placeholders >= 0 for r in scheduler.requests.values())
+    assert scheduler.max_num_scheduled_tokens == headway._step_tokens
+    assert bool(scheduler.waiting) == bool(len(scheduler.waiting))
+    assert {r.request_id for r in scheduler.waiting} == set(headway.policy.backlog._prompts)
+
+
+class Driver:
+    """Runs a scheduler step by step; `depth` steps are in flight at once.
+
+    kv_arrivals: requests whose KV the next delivered step reports as received.
+    """
+
+    def __init__(self, scheduler: Any, depth: int = 1, clock: Clock | None = None) -> None:
         self.scheduler = scheduler
         self.depth = depth
+        self.clock = clock
+        self.kv_arrivals: set[str] = set()
+        self.reasons: dict[str, str] = {}
         self.steps = 0
         self.first_token_step: dict[str, int] = {}
         self.finished_step: dict[str, int] = {}
         self.tokens: dict[str, int] = {}
         self._in_flight: deque[Any] = deque()
+
+    @property
+    def busy(self) -> bool:
+        """Steps are in flight."""
+        return bool(self._in_flight)
 
     def add(self, *requests: Request) -> None:
         for request in requests:
@@ -160,15 +216,23 @@ class Driver:
     def step(self) -> Any:
         """Schedule one step and deliver the oldest one in flight."""
         output = self.scheduler.schedule()
+        check_restored(self.scheduler)
+        self.take(output)
+        return output
+
+    def take(self, output: Any) -> None:
+        """Put a scheduled step in flight and deliver the oldest one."""
         self.steps += 1
         self._in_flight.append(output)
         if len(self._in_flight) >= self.depth:
             self.deliver()
-        return output
 
     def deliver(self) -> None:
         """Hand the results of the oldest step in flight to the scheduler."""
         output = self._in_flight.popleft()
+        if self.clock is not None:
+            self.clock.now_s += step_s(output)
+        received, self.kv_arrivals = self.kv_arrivals, set()
         ids = list(output.num_scheduled_tokens)
         sampled = [self._sample(output, request_id) for request_id in ids]
         results = self.scheduler.update_from_output(
@@ -180,6 +244,9 @@ class Driver:
                 logprobs=None,
                 prompt_logprobs_dict={},
                 pooler_output=[],
+                kv_connector_output=(
+                    KVConnectorOutput(finished_recving=received) if received else None
+                ),
             ),
         )
         for batch in results.values():
@@ -190,6 +257,7 @@ class Driver:
                     self.tokens[item.request_id] = count
                 if item.finish_reason is not None:
                     self.finished_step[item.request_id] = self.steps
+                    self.reasons[item.request_id] = str(item.finish_reason)
 
     def _sample(self, output: Any, request_id: str) -> list[int]:
         request = self.scheduler.requests.get(request_id)

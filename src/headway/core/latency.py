@@ -2,10 +2,11 @@
 
 The model is linear in what a step does:
 
-    seconds = c0 + c1 * P + c2 * W + c3 * D + c4 * C
+    seconds = c0 + c1 * P + c2 * W + c3 * X + c4 * D + c5 * C
 
-P prefill tokens, W prefill attention work (token pairs), D decodes, C decode
-context tokens. Coefficients are never negative. The terms are those of Vidur
+P prefill tokens, W prefill attention work (token pairs), X prefill context (KV
+read, once a chunk however small), D decodes, C decode context tokens.
+Coefficients are never negative. The terms are those of Vidur
 (https://github.com/microsoft/vidur) and DistServe
 (https://github.com/LLMServe/DistServe) reduced to what a scheduler knows
 before a step runs.
@@ -20,7 +21,9 @@ that becomes slower or faster as a whole.
 import math
 from typing import Final, NamedTuple
 
-TERMS: Final = 5
+TERMS: Final = 6
+MOMENTS: Final = TERMS * (TERMS + 1) // 2
+"""Distinct products of two terms; a bin holds these and the products with the duration."""
 BIN_MEMORY: Final = 0.98
 """What a bin keeps when a sample joins it; about 50 samples count."""
 DRIFT_GAIN: Final = 0.1
@@ -37,6 +40,7 @@ class StepShape(NamedTuple):
 
     prefill_tokens: int = 0
     prefill_work: float = 0.0
+    prefill_context_tokens: int = 0
     decodes: int = 0
     decode_context_tokens: int = 0
 
@@ -51,7 +55,7 @@ class StepTimeModel:
 
     def __init__(self) -> None:
         self._bins: dict[tuple[int, int], list[float]] = {}
-        self._total = [0.0] * 20
+        self._total = [0.0] * (MOMENTS + TERMS)
         self._coefficients = [0.0] * TERMS
         self._largest_tokens = 0
         self._prefill_samples = 0
@@ -67,7 +71,7 @@ class StepTimeModel:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """c0..c4, seconds per unit."""
+        """c0..c5, seconds per unit."""
         return tuple(self._coefficients)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
@@ -89,26 +93,31 @@ class StepTimeModel:
 
     def chunk_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds that a chunk adds to a step."""
-        _, per_token, per_pair, _, _ = self._coefficients
+        _, per_token, per_pair, per_context, _, _ = self._coefficients
         pairs = attention_work(tokens, context_tokens)
-        return self.drift * (per_token * tokens + per_pair * pairs)
+        seconds = per_token * tokens + per_pair * pairs + per_context * context_tokens
+        return self.drift * seconds if tokens else 0.0
+
+    def read_s(self, context_tokens: int) -> float:
+        """Seconds that a chunk costs for reading its context, however small it is."""
+        return self.drift * self._coefficients[3] * context_tokens
 
     def largest_chunk(self, seconds: float, context_tokens: int, at_most: int) -> int:
         """The most tokens, up to `at_most`, that add no more than `seconds` to a step.
 
         Closed form: the positive root of
-        (c2 / 2) p^2 + (c1 + c2 * context) p = seconds.
+        (c2 / 2) p^2 + (c1 + c2 * context) p = seconds - c3 * context.
         While little is known the answer is at most twice the largest chunk seen,
         so that an early wrong guess can't make a huge step.
         """
         if math.isinf(seconds):
             return at_most
-        if seconds <= 0:
-            return 0
         if self.samples < SETTLED_SAMPLES:
             at_most = min(at_most, 2 * self._largest_tokens)
-        _, per_token, per_pair, _, _ = self._coefficients
-        room = seconds / self.drift
+        _, per_token, per_pair, per_context, _, _ = self._coefficients
+        room = seconds / self.drift - per_context * context_tokens
+        if room <= 0:
+            return 0
         linear = per_token + per_pair * context_tokens
         if linear <= 0 and per_pair <= 0:
             return at_most
@@ -118,7 +127,12 @@ class StepTimeModel:
     def alone_s(self, tokens: int, context_tokens: int, step_tokens: int) -> float:
         """Seconds to prefill `tokens` with nothing else running, `step_tokens` a step."""
         steps = -(-tokens // step_tokens)
-        return steps * self.drift * self._coefficients[0] + self.chunk_s(tokens, context_tokens)
+        fixed, per_token, per_pair, per_context, _, _ = self._coefficients
+        read = steps * context_tokens + step_tokens * steps * (steps - 1) / 2
+        pairs = attention_work(tokens, context_tokens)
+        return self.drift * (
+            steps * fixed + per_token * tokens + per_pair * pairs + per_context * read
+        )
 
     def _raw(self, shape: StepShape) -> float:
         c = self._coefficients
@@ -126,8 +140,9 @@ class StepTimeModel:
             c[0]
             + c[1] * shape.prefill_tokens
             + c[2] * shape.prefill_work
-            + c[3] * shape.decodes
-            + c[4] * shape.decode_context_tokens
+            + c[3] * shape.prefill_context_tokens
+            + c[4] * shape.decodes
+            + c[5] * shape.decode_context_tokens
         )
 
     def _weigh(self, shape: StepShape, seconds: float) -> float:
@@ -147,7 +162,7 @@ class StepTimeModel:
 
     def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
         key = (shape.prefill_tokens.bit_length(), shape.decodes.bit_length())
-        held = self._bins.setdefault(key, [0.0] * 20)
+        held = self._bins.setdefault(key, [0.0] * (MOMENTS + TERMS))
         x = (1.0, *shape)
         scale = weight / (seconds * seconds)
         row = [scale * x[i] * x[j] for i in range(TERMS) for j in range(i, TERMS)]
@@ -167,7 +182,7 @@ class StepTimeModel:
             for j in range(i, TERMS):
                 matrix[i][j] = matrix[j][i] = self._total[k]
                 k += 1
-        self._coefficients = solve_nonnegative(matrix, self._total[15:])
+        self._coefficients = solve_nonnegative(matrix, self._total[MOMENTS:])
 
 
 def solve_nonnegative(matrix: list[list[float]], rhs: list[float]) -> list[float]:

@@ -19,6 +19,8 @@ class Prompt(NamedTuple):
     priority: the client's; lower goes first, as in vLLM.
     ttft_slo_s: the client's own TTFT limit, or None for the engine's.
     resumed: it was preempted and must recompute what it had.
+    loads: its KV is computed elsewhere and only has to be fetched; that costs no prefill,
+        so it goes first and no cap concerns it.
     unsplit: its chunks can't be sized at will (multimodal input, aligned state), so
         only the token budget limits them.
     """
@@ -32,6 +34,7 @@ class Prompt(NamedTuple):
     ttft_slo_s: float | None = None
     resumed: bool = False
     unsplit: bool = False
+    loads: bool = False
 
 
 class Probe(NamedTuple):
@@ -41,6 +44,7 @@ class Probe(NamedTuple):
     context_tokens: prefix tokens it would reuse.
     blocks: KV blocks it needs to hold its whole prompt.
     blocked: why it can't start whatever the budget, or None.
+    loads: what starts is the fetching of its KV; nothing is computed in this step.
     needs_room: if it can't start, it could once running requests have finished.
     exact: `tokens` can't grow before vLLM admits it and nothing but the token
         budget can cut its chunk.
@@ -51,6 +55,7 @@ class Probe(NamedTuple):
     blocks: int = 0
     blocked: str | None = None
     needs_room: bool = True
+    loads: bool = False
     exact: bool = True
 
 

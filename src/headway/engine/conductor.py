@@ -25,7 +25,7 @@ from headway.core.decisions import Chunk, StepPlan
 from headway.core.errors import SettingError
 from headway.core.latency import StepTimeModel
 from headway.core.views import Probe, Prompt, Step
-from headway.engine.kv import Judge, KVView
+from headway.engine.kv import Judge, KVView, remote_prefill
 from headway.engine.queue import PlannedQueue
 from headway.engine.report import Report
 from headway.engine.steps import StepClock
@@ -95,6 +95,7 @@ class Conductor:
                 track.ttft_slo_s,
                 resumed=request.status == RequestStatus.PREEMPTED,
                 unsplit=self._unsplit(request),
+                loads=remote_prefill(request),
             ),
             now_s,
         )
@@ -241,7 +242,7 @@ class Conductor:
         chunk = self._admitting[request.request_id]
         if not self._nothing_to_spare or chunk.left:
             return True
-        if self._judge.length(request)[0] > chunk.tokens:
+        if self._judge.grown(request, chunk):
             return False
         started = self._vllm.running[self._running_before :]
         return all(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from vllm.v1.request import Request
 
+from headway.core.decisions import Chunk
 from headway.core.views import Probe
 
 
@@ -96,7 +97,7 @@ class Judge:
 
     def length(self, request: Request) -> tuple[int, int]:
         """Uncached tokens to compute and cached tokens, as of now."""
-        if _remote_prefill(request):
+        if remote_prefill(request):
             return 1, int(request.num_tokens) - 1
         if request.num_computed_tokens > 0:
             done = int(request.num_computed_tokens)
@@ -108,29 +109,40 @@ class Judge:
         """The request as it would be if it started in this step."""
         blocked = self._blocked(request)
         if blocked is not None:
-            return Probe(1, blocked=blocked)
-        if _remote_prefill(request):
+            return Probe(1, blocked=blocked, needs_room=blocked == "lora")
+        if remote_prefill(request):
             blocks = self._kv.blocks_to_hold(request)
-            return Probe(1, int(request.num_tokens) - 1, blocks, exact=False)
+            return Probe(1, int(request.num_tokens) - 1, blocks, loads=True)
         if request.num_computed_tokens > 0:
             tokens, done = self.length(request)
             return Probe(tokens, done, 0, exact=False)
         hit = self._kv.prefix_hit(request)
-        cached = hit.tokens + self._external_tokens(request, hit.tokens)
+        external, loads = self._external(request, hit.tokens)
+        cached = hit.tokens + external
         return Probe(
             max(1, request.num_tokens - cached),
             cached,
             self._kv.blocks_to_hold(request, hit),
+            loads=loads,
             exact=self._exact and not request.has_encoder_inputs,
         )
 
-    def _external_tokens(self, request: Request, local_tokens: int) -> int:
+    def grown(self, request: Request, chunk: Chunk) -> bool:
+        """Whether a chunk that was to finish the prompt no longer will."""
+        tokens, cached = self.length(request)
+        if tokens <= chunk.tokens:
+            return False
+        external, loads = self._external(request, cached)
+        return not loads and tokens - external > chunk.tokens
+
+    def _external(self, request: Request, local_tokens: int) -> tuple[int, bool]:
+        """Tokens a KV connector has beyond the local ones, and whether it loads them first."""
         connector = self._scheduler.connector
         if connector is None:
-            return 0
+            return 0, False
         aligned = local_tokens - local_tokens % self._kv.block_tokens
-        tokens, _ = connector.get_num_new_matched_tokens(request, aligned)
-        return int(tokens or 0)
+        tokens, loads = connector.get_num_new_matched_tokens(request, aligned)
+        return int(tokens or 0), bool(tokens and loads)
 
     def _blocked(self, request: Request) -> str | None:
         status = request.status.name
@@ -157,7 +169,7 @@ class Judge:
         return None
 
 
-def _remote_prefill(request: Request) -> bool:
+def remote_prefill(request: Request) -> bool:
     """Its KV was computed by another engine and only has to be fetched."""
     parameters = request.kv_transfer_params
     return bool(parameters and parameters.get("do_remote_prefill"))

@@ -117,6 +117,7 @@ class Report:
     def _line(self, running: int, waiting: int) -> str:
         chunks = sorted(self._chunks)
         steps = self._line_steps or 1
+        fixed, per_token, *_ = self._policy.model.coefficients
         return (
             f"headway {self._policy.settings.policy}: {running} running, "
             f"{self._prefills} mid-prefill, {waiting} waiting"
@@ -124,7 +125,8 @@ class Report:
             f"prefill tokens a step {chunks[0]}/{chunks[len(chunks) // 2]}/{chunks[-1]} "
             f"(least/median/most); step predicted {self._line_predicted_s / steps * 1e3:.0f} ms, "
             f"measured {self._line_measured_s / steps * 1e3:.0f} ms, "
-            f"longest {self._line_longest_s * 1e3:.0f} ms"
+            f"longest {self._line_longest_s * 1e3:.0f} ms "
+            f"({fixed * 1e3:.0f} ms + {per_token * 1e3:.2f} ms a prefill token)"
         )
 
     def settings_block(self, scheduler: Any) -> str:

@@ -71,7 +71,7 @@ def steered(base: type) -> type:
     return SteeredScheduler
 
 
-def Scheduler(*args: Any, **kwargs: Any) -> Any:
+def Scheduler(*args: Any, **kwargs: Any) -> Any:  # noqa: N802  vLLM calls it like a class
     """The scheduler for `--scheduler-cls headway.engine.Scheduler`.
 
     Stands on vLLM's async scheduler where the engine schedules asynchronously,

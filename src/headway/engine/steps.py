@@ -60,15 +60,17 @@ class StepClock:
 
     def started(self, output: Any, prefills: list[tuple[Request, int]], now_s: float) -> None:
         """A step was scheduled with these prefill chunks (request, tokens)."""
-        tokens, work = 0, 0.0
+        tokens, work, read = 0, 0.0, 0
         completed = []
         for request, chunk in prefills:
             tokens += chunk
-            work += attention_work(chunk, max(0, request.num_computed_tokens - chunk))
+            context = max(0, request.num_computed_tokens - chunk)
+            work += attention_work(chunk, context)
+            read += context
             if not request.is_prefill_chunk:
                 completed.append(request)
         decode_tokens = max(0, output.total_num_scheduled_tokens - tokens)
-        shape = StepShape(tokens, work, decode_tokens, self._context_tokens)
+        shape = StepShape(tokens, work, read, decode_tokens, self._context_tokens)
         predicted_s = self._model.predict(shape)
         self._in_flight.append(_InFlight(output, shape, now_s, predicted_s, completed))
 

@@ -14,6 +14,8 @@ RankFn = Callable[[Prompt], Rank]
 LONG: Final = 0
 YIELDING: Final = 1
 """Where a lane says whether its prompts are long, and whether they go last."""
+MAX_MOVES: Final = 64
+"""Prompts that may change their lane in one draw."""
 
 
 class Backlog:
@@ -31,6 +33,7 @@ class Backlog:
         self._is_long = is_long
         self._prompts: dict[str, Prompt] = {}
         self._serial = 0
+        self._moves = 0
         self._serial_of: dict[str, int] = {}
         self._lanes: dict[Rank, list[Entry]] = {}
         self._by_arrival: list[tuple[float, str]] = []
@@ -61,8 +64,8 @@ class Backlog:
             self._free(prompt_id)
 
     def rank(self, prompt: Prompt, now_s: float) -> Rank:
-        """Lowest goes first. Those that were preempted go before all others, by arrival."""
-        if prompt.resumed:
+        """Lowest goes first: those preempted or to be fetched, by arrival; then the order."""
+        if prompt.resumed or prompt.loads:
             return (False, prompt.arrival_s, prompt.id)
         return (True, *self._order.rank(prompt, now_s))
 
@@ -124,6 +127,7 @@ class Backlog:
         """
         drawn: list[tuple[Rank, Entry]] = []
         heads: list[tuple[Rank, Rank, Prompt]] = []
+        self._moves = MAX_MOVES
         try:
             for lane in list(self._lanes):
                 self._advance(lane, heads, drawn, now_s, rank)
@@ -161,14 +165,19 @@ class Backlog:
         now_s: float,
         rank: RankFn,
     ) -> None:
-        """Put the lane's next prompt among the heads; move those whose lane changed."""
+        """Put the lane's next prompt among the heads; move those whose lane changed.
+
+        Thousands may turn late at once; those beyond `MAX_MOVES` move in later draws and
+        until then keep what is behind them in their lane from being seen.
+        """
         while (prompt := self._top(lane)) is not None:
             entry = heapq.heappop(self._lanes[lane])
             current = self._lane(prompt, now_s)
-            if current == lane:
+            if current == lane or self._moves == 0:
                 drawn.append((lane, entry))
                 heapq.heappush(heads, (rank(prompt), lane, prompt))
                 return
+            self._moves -= 1
             drawn.append((current, self._entry(prompt, now_s)))
             heapq.heappush(heads, (rank(prompt), current, prompt))
 
@@ -191,11 +200,12 @@ class Backlog:
         self._serial += 1
         self._serial_of[prompt.id] = self._serial
         by_arrival = (prompt.arrival_s, prompt.id)
-        key = by_arrival if prompt.resumed else self._order.key(prompt, now_s)
+        first = prompt.resumed or prompt.loads
+        key = by_arrival if first else self._order.key(prompt, now_s)
         return (key, self._serial, prompt.id)
 
     def _lane(self, prompt: Prompt, now_s: float) -> Rank:
         long = self._is_long(prompt.tokens)
-        if prompt.resumed:
-            return (long, False, "resumed")
+        if prompt.resumed or prompt.loads:
+            return (long, False, "first")
         return (long, self._order.yielding(prompt, now_s), *self._order.lane(prompt, now_s))

@@ -9,7 +9,7 @@ from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Step
 
 RESPONSIVE_SHARE: Final = 0.35
-LONE_RESPONSIVE_SHARE: Final = 0.5
+LONE_RESPONSIVE_SHARE: Final = 0.6
 """No step lasts longer than this share of the smallest TTFT limit in use: whoever
 arrives waits for the running step to end. A prompt that has the engine to itself
 may take longer steps, as fewer of them waste less on each step's fixed cost."""
@@ -18,6 +18,8 @@ STALL_LIMIT: Final = 3.0
 PACE: Final = 0.96
 """Decodes are paced to this share of their TPOT limit. Deadlines are absolute, so a step
 that takes longer than predicted shortens the next; the rest covers the last token."""
+STRETCH: Final = 2.0
+"""How far responsiveness yields for a chunk whose context is costly to read."""
 CATCH_UP_STEPS: Final = 4
 """A decode that would need more steps without prefill to catch up is given up."""
 FLOOR_TOKENS: Final = 8
@@ -31,12 +33,17 @@ class Allowance:
     """What a step may spend on prefill.
 
     tokens, seconds: both hold; the seconds come on top of what decodes cost.
+    stretch_s: what `seconds` may become for a chunk whose context is costly to read.
+    later_s: the most that `stretch_s` may be in a later step, once decodes have banked
+        slack; 0 if waiting wouldn't help.
     floor_tokens: are spent even if the seconds don't allow it.
     limit_s: how long the step may take in all, None if only tokens count.
     """
 
     tokens: int
     seconds: float = math.inf
+    stretch_s: float = math.inf
+    later_s: float = 0.0
     floor_tokens: int = 0
     limit_s: float | None = None
     reason: str = "fixed"
@@ -85,14 +92,26 @@ class DeadlineBudget:
         base_s = self._model.predict(alone)
         share = LONE_RESPONSIVE_SHARE if lone else RESPONSIVE_SHARE
         limit_s, reason = share * ttft_limit_s, "responsive"
+        stretched_s, later_s = STRETCH * limit_s, 0.0
         if step.decodes:
             token_s, why = STALL_LIMIT * self._tpot_s, "stall"
+            if base_s < PACE * self._tpot_s:
+                later_s = max(0.0, min(stretched_s, token_s) - base_s)
             slack_s = self._slack_s(step.next_token_deadlines_s, now_s, base_s)
             if slack_s < token_s:
                 token_s, why = slack_s, "slack"
             if token_s < limit_s:
                 limit_s, reason = token_s, why
-        return Allowance(step.tokens, max(0.0, limit_s - base_s), FLOOR_TOKENS, limit_s, reason)
+            stretched_s = min(stretched_s, token_s)
+        return Allowance(
+            step.tokens,
+            seconds=max(0.0, limit_s - base_s),
+            stretch_s=max(0.0, stretched_s - base_s),
+            later_s=later_s,
+            floor_tokens=FLOOR_TOKENS,
+            limit_s=limit_s,
+            reason=reason,
+        )
 
     def _slack_s(self, deadlines_s: list[float], now_s: float, base_s: float) -> float:
         """Time until the first next-token deadline that can still be saved."""

@@ -17,6 +17,8 @@ ProbeFn = Callable[[str], Probe]
 
 MAX_LOOKS: Final = 16
 """Waiting prompts that may be looked at in vain in one step."""
+WORTH: Final = 3.0
+"""A chunk gets this many times the time that reading its context takes, where that is possible."""
 PARKED_LOOKS: Final = 8
 """Prompts set aside that are looked at again in one step."""
 
@@ -106,10 +108,10 @@ class StepPlanner:
         self._set_hold()
         aged, offered = self._aged, ""
         held = self._backlog.hold_long
-        if aged is not None and aged.id in self._backlog:
-            if not (held and self._caps.is_long(aged.tokens)):
-                offered = aged.id
-                yield aged
+        waits = aged is not None and aged.id in self._backlog
+        if aged is not None and waits and not (held and self._caps.is_long(aged.tokens)):
+            offered = aged.id
+            yield aged
         with closing(self._backlog.draw(self._now_s, self._rank)) as drawn:
             for prompt in drawn:
                 if self._looks == 0 or len(self._admitted) >= self._step.seats:
@@ -134,8 +136,11 @@ class StepPlanner:
             self._backlog.park(prompt.id, self._now_s, needs_room=seen.needs_room)
             self._looks -= 1
             return
+        if seen.loads:
+            self._fetch(prompt, seen)
+            return
         planned = self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
-        whole = planned == seen.tokens and (seen.exact or not self._occupancy.full)
+        whole = planned == seen.tokens and seen.exact
         if not whole and not self._occupancy.admits_partial(seen.tokens):
             self._looks -= 1
             if seen.tokens != prompt.tokens:
@@ -148,18 +153,43 @@ class StepPlanner:
         self._free_blocks -= seen.blocks
         self._admitted.append(Chunk(prompt.id, planned, seen.tokens - planned))
 
+    def _fetch(self, prompt: Prompt, seen: Probe) -> None:
+        """Let a prompt's KV be fetched. It takes one token so that the host looks at it."""
+        self._tokens -= 1
+        self._spent += 1
+        self._free_blocks -= seen.blocks
+        self._backlog.discard(prompt.id)
+        self._admitted.append(Chunk(prompt.id, 1, 0))
+
     def _fit(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
         """The chunk that what is left allows for a prompt of `tokens`."""
         at_most = min(tokens, self._tokens, self._step.chunk_tokens)
         if unsplit:
             return at_most
         by_time = self._model.largest_chunk(self._seconds, context_tokens, at_most)
+        if by_time < at_most:
+            worth_s = WORTH * self._model.read_s(context_tokens)
+            if self._seconds < worth_s:
+                return self._fit_costly(worth_s, context_tokens, at_most)
+        return max(by_time, min(at_most, self._floor))
+
+    def _fit_costly(self, worth_s: float, context_tokens: int, at_most: int) -> int:
+        """A chunk that spends most of its time on reading its context isn't worth its step.
+
+        It gets more time if the decodes allow that, waits if they will later,
+        and takes what there is otherwise.
+        """
+        spent_s = self._allowance.seconds - self._seconds
+        now_s, later_s = self._allowance.stretch_s - spent_s, self._allowance.later_s
+        if now_s < worth_s and now_s < later_s:
+            return 0
+        by_time = self._model.largest_chunk(min(worth_s, now_s), context_tokens, at_most)
         return max(by_time, min(at_most, self._floor))
 
     def _spend(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
         chunk = self._fit(tokens, context_tokens, unsplit=unsplit)
         self._spent += chunk
-        uncut = chunk in {tokens, self._step.chunk_tokens}
+        uncut = chunk in {0, tokens, self._step.chunk_tokens}
         self._tokens = self._tokens - chunk if uncut else 0
         self._floor = max(0, self._floor - chunk)
         self._seconds -= self._model.chunk_s(chunk, context_tokens)

@@ -1,0 +1,48 @@
+# Set-up happens on demand and once: `.venv/.ready-*` are written by scripts/install.py when an
+# installation is complete, and a lock file newer than its mark starts another.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+VENV := .venv/bin
+MODEL ?=
+ARGS ?=
+BENCHMARKS ?= blocking capacity scheduler_overhead
+export TORCH_INDEX
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check bench clean
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@echo
+	@echo 'Variables: MODEL (directory or hub name; default: the bundled model), ARGS (more flags),'
+	@echo 'PYTHON (3.11 or newer), TORCH_INDEX (an index with PyTorch CPU wheels, by default'
+	@echo "pip's own indexes and then PyTorch's)."
+
+serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, start an engine
+	@exec $(VENV)/headway serve $(MODEL) $(ARGS)
+
+test: .venv/.ready-cpu .venv/.ready-dev ## run all tests, those with real engines too
+	$(VENV)/python -m pytest $(ARGS)
+
+check: .venv/.ready-dev ## lint, formatting, types, import contracts
+	$(VENV)/ruff check
+	$(VENV)/ruff format --check
+	$(VENV)/mypy
+	$(VENV)/lint-imports
+
+bench: .venv/.ready-cpu ## run the benchmarks, results to benchmarks/results (ARGS=--quick: shorter)
+	@mkdir -p benchmarks/results
+	@set -e; for name in $(BENCHMARKS); do \
+	    echo "== $$name"; \
+	    $(VENV)/python benchmarks/$$name.py --json benchmarks/results/$$name.json $(ARGS); \
+	done
+
+clean: ## remove .venv and caches (not the models in the user's cache directory)
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One after the other, also under `make -j`: both write .venv.
+.NOTPARALLEL:
+
+.venv/.ready-%: requirements/%.lock pyproject.toml scripts/install.py
+	@$(if $(PYTHON),,$(error headway: no python3 found; install Python 3.11 or newer))$(PYTHON) scripts/install.py $*

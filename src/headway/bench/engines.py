@@ -1,0 +1,229 @@
+"""Starts engines for a benchmark, each on a core of its own, and always stops them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from headway.bench.exchange import Target
+from headway.bench.report import Progress
+from headway.core.errors import HeadwayError
+
+HOST: Final = "127.0.0.1"
+START_TIMEOUT_S: Final = 600.0
+STOP_TIMEOUT_S: Final = 30.0
+LOG_TAIL_LINES: Final = 25
+
+
+class EngineError(HeadwayError):
+    """An engine that didn't start or can't be pinned; holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine of a benchmark.
+
+    name: the arm it stands for.
+    policy: of `headway serve`; `vllm` is stock vLLM.
+    flags: further flags of `headway serve` or vLLM.
+    model: path or hub name; None for the bundled model.
+    kvcache_gib: size of its KV cache.
+    """
+
+    name: str
+    policy: str
+    flags: tuple[str, ...] = ()
+    model: str | None = None
+    kvcache_gib: int = 2
+
+
+def serve_command(spec: EngineSpec, port: int) -> list[str]:
+    """The command that serves `spec`."""
+    model = [] if spec.model is None else [spec.model]
+    return [
+        sys.executable,
+        *("-m", "headway", "serve", *model),
+        *("--policy", spec.policy, "--port", str(port), *spec.flags),
+    ]
+
+
+def engine_environment(core: int, kvcache_gib: int) -> dict[str, str]:
+    """This process's environment, with one core and a KV cache for the engine."""
+    return {
+        **os.environ,
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(kvcache_gib),
+    }
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class Engine:
+    """A running engine, from `with` to its end.
+
+    core: where its compute thread runs; `move` changes it.
+    log: file with everything it printed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        port: int,
+        core: int,
+        progress: Progress,
+    ) -> None:
+        self.name = name
+        self.core = core
+        self.target = Target(HOST, port)
+        self.log = Path(tempfile.mkdtemp(prefix="headway-bench-")) / f"{name}.log"
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._progress = progress
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def of(cls, spec: EngineSpec, core: int, progress: Progress) -> Self:
+        """The engine that `spec` describes, not yet started."""
+        port = free_port()
+        return cls(
+            spec.name,
+            serve_command(spec, port),
+            engine_environment(core, spec.kvcache_gib),
+            port=port,
+            core=core,
+            progress=progress,
+        )
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it answers. Raises EngineError if it never does."""
+        self._progress.line(f"starting {self.name} on core {self.core} (log: {self.log})")
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                process_group=0,
+            )
+        try:
+            self._wait_healthy(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask it to end, then make it, with all it started. Does nothing if it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._progress.line(f"{self.name} did not stop in {STOP_TIMEOUT_S:g} s; killing it")
+        with suppress(ProcessLookupError):  # nothing of it is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def move(self, core: int) -> None:
+        """Move its pinned threads to another core, while it runs.
+
+        Raises EngineError if no thread was pinned to its present core.
+        """
+        if core == self.core:
+            return
+        if self._process is None:
+            raise EngineError(f"{self.name} is not running")
+        moved = 0
+        for thread in _threads(_family(self._process.pid)):
+            try:
+                if os.sched_getaffinity(thread) == {self.core}:
+                    os.sched_setaffinity(thread, {core})
+                    moved += 1
+            except ProcessLookupError:
+                continue  # the thread ended meanwhile
+        if moved == 0:
+            raise EngineError(f"{self.name}: no thread is pinned to core {self.core}")
+        self.core = core
+
+    def _wait_healthy(self, process: subprocess.Popen[bytes]) -> None:
+        start_s = time.monotonic()
+        while (passed_s := time.monotonic() - start_s) < START_TIMEOUT_S:
+            if process.poll() is not None:
+                raise EngineError(f"{self.name} ended with {process.returncode}:\n{self._tail()}")
+            if self._healthy():
+                self._progress.line(f"{self.name} is up after {passed_s:.0f} s")
+                return
+            self._progress.tick(f"{self.name} is starting: {passed_s:.0f} s")
+            time.sleep(0.5)
+        raise EngineError(f"{self.name} not up after {START_TIMEOUT_S:g} s:\n{self._tail()}")
+
+    def _healthy(self) -> bool:
+        url = f"http://{self.target.host}:{self.target.port}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def swap(one: Engine, other: Engine) -> None:
+    """Exchange the cores of two engines, so that differences of cores cancel."""
+    mine, theirs = one.core, other.core
+    one.move(theirs)
+    other.move(mine)
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all its descendants, by the kernel's process table."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold anything; the parent is second after it.
+            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    family = [pid]
+    for member in family:  # grows while it is walked
+        family += [child for child, parent in parents.items() if parent == member]
+    return family
+
+
+def _threads(processes: Sequence[int]) -> list[int]:
+    return [
+        int(task.name) for pid in processes for task in Path(f"/proc/{pid}/task").glob("[0-9]*")
+    ]

@@ -1,0 +1,244 @@
+"""The `headway` command."""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from headway.core.batching import settings
+from headway.core.errors import HeadwayError, SettingError
+from headway.engine import command, launch
+from headway.models import bundled
+
+_SERVE: Final = f"""\
+Starts one vLLM server with headway's scheduler in it, on 127.0.0.1:8000 unless told otherwise.
+
+MODEL is a directory or a Hugging Face name. Without it a small bundled model is served
+({bundled.NAME}, prepared on first use), with settings that suit a CPU: --enforce-eager (up in half
+the time; --no-enforce-eager compiles and decodes about a quarter faster), --max-num-batched-tokens
+512, VLLM_CPU_KVCACHE_SPACE=2. On a single core the engine is bound to it. Flags and environment
+variables of yours win.
+
+Every flag not listed here goes to vLLM as it is: --port 8001, --max-model-len 4096, … All of them:
+python -m vllm.entrypoints.openai.api_server --help=all
+"""
+
+_POLICIES: Final = """\
+policies:
+  sequential  one prompt prefilled at a time, in order of arrival
+  parallel    up to 4 prompts mid-prefill at once, of which 1 long; short ones pass by
+  priority    long prompts wait longer, age so that none starves; client priorities count
+  slo         deadlines decide the order, and the prefill chunk of each step (the default)
+  vllm        vLLM's own scheduler, for comparison
+"""
+
+_EXAMPLES: Final = """\
+examples:
+  headway serve
+  headway serve --policy parallel --max-long-partial-prefills 2 --port 8001
+  headway serve Qwen/Qwen3-8B --ttft-slo-s 2 --tpot-slo-s 0.05 --tensor-parallel-size 2
+"""
+
+_HELP: Final = {
+    "policy": f"how requests share the engine (default: {settings.DEFAULT_POLICY})",
+    "order": "who gets prefill tokens first (default: the policy's)",
+    "budget": "prefill tokens a step carries: the engine's own number, or what deadlines allow "
+    "(default: the policy's)",
+    "max_num_partial_prefills": "prompts that may be mid-prefill at once (default: 4; "
+    "sequential: 1)",
+    "max_long_partial_prefills": "of these, how many may be long (default: 1)",
+    "long_prefill_token_threshold": "a prompt with more uncached tokens is long (default: "
+    f"{settings.LONG_PREFILL_TOKENS}, less in proportion for a context below "
+    f"{settings.FULL_CONTEXT_TOKENS}); with --policy {command.STOCK}: vLLM's own flag",
+    "ttft_slo_s": "limit of the time to first token, seconds (default: 1)",
+    "ttft_slo_factor": "a long prompt's limit: this many times its prefill alone (default: 4)",
+    "tpot_slo_s": "limit of the time per output token, seconds (default: 0.15)",
+    "max_wait_s": "a prompt that has waited longer goes before all others (default: 120)",
+}
+_CHOICES: Final = {
+    "policy": (*settings.PRESETS, command.STOCK),
+    "order": settings.ORDERS,
+    "budget": settings.BUDGETS,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status. Wrong usage exits with 2 and one line."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = _parser()
+    arguments, rest = parser.parse_known_args([_dashed(token) for token in argv])
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        return _serve(arguments, rest)
+    except SettingError as error:
+        say(f"error: {_as_flag(error, arguments)}")
+        return 2
+    except HeadwayError as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"error: {message} (see {self.prog} --help)")
+        raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="headway", description="Keeps LLM requests moving when some prompts are very long."
+    )
+    parser.add_argument("--version", action="version", version=f"headway {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="start an engine: vLLM with headway's scheduler",
+        prog="headway serve",
+        usage="headway serve [MODEL] [options] [any vLLM flag]",
+        description=_SERVE,
+        epilog=_POLICIES + "\n" + _EXAMPLES,
+        formatter_class=layout,
+        allow_abbrev=False,
+    )
+    serve.add_argument("--model", metavar="MODEL", help="the same as MODEL")
+    batching = serve.add_argument_group("batching")
+    for name in settings.SETTING_NAMES:
+        kind = settings.BatchingSettings.__annotations__[name]
+        batching.add_argument(
+            _flag(name),
+            dest=f"headway.{name}",
+            type=kind,
+            choices=_CHOICES.get(name),
+            metavar=None if name in _CHOICES else "N" if kind is int else "X",
+            help=_HELP[name],
+        )
+    serve.add_argument(
+        "--additional-config",
+        metavar="JSON",
+        default="{}",
+        help='vLLM\'s flag; its key "headway" may hold the settings above, which win over it',
+    )
+    return parser
+
+
+def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
+    model = arguments.model
+    if rest and not rest[0].startswith("-"):
+        positional = rest.pop(0)
+        if model:
+            raise SettingError("--model", f"{model} and {positional} are given; leave out one")
+        model = positional
+    cpu = launch.cpu_build()
+    wish = command.Wish(
+        model=model or "",
+        bundled=None if model else bundled.NAME,
+        batching=_given(arguments),
+        additional_config=_json(arguments.additional_config),
+        vllm_flags=rest,
+    )
+    # Built once before the model is prepared, so that a wrong setting shows at once.
+    engine = _build(wish, cpu=cpu)
+    launch.check(engine, cpu=cpu)
+    if not model:
+        prepared = dataclasses.replace(wish, model=str(bundled.ensure()))
+        engine = _build(prepared, cpu=cpu)
+    say(_summary(engine))
+    return launch.run(engine, lambda: say(_try_it(engine)), say)
+
+
+def _build(wish: command.Wish, *, cpu: bool) -> command.EngineCommand:
+    return command.build(
+        wish,
+        os.environ,
+        cpu=cpu,
+        cores=command.usable_cores(),
+        fast_bf16=command.computes_bf16(),
+    )
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    values = {name: getattr(arguments, f"headway.{name}") for name in settings.SETTING_NAMES}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SettingError("--additional-config", f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingError("--additional-config", 'must be an object such as {"key": 1}')
+    return value
+
+
+def _as_flag(error: SettingError, arguments: argparse.Namespace) -> str:
+    """The error under the name the user gave: a flag where one was used."""
+    if getattr(arguments, error.key, None) is None:
+        return str(error)
+    return f"{_flag(error.key.rpartition('.')[2])}: {error.problem}"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _dashed(token: str) -> str:
+    """The token with dashes in its flag's name: vLLM takes --a_b for --a-b, and so do we."""
+    name, equals, value = token.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else token
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("headway")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _summary(engine: command.EngineCommand) -> str:
+    policy = engine.settings.policy if engine.settings else f"{command.STOCK}'s own scheduler"
+    own = {k: v for k, v in engine.env.items() if os.environ.get(k) != v}
+    return "\n".join(
+        [
+            f"starting {engine.served_name}",
+            f"  policy       {policy}",
+            f"  address      {engine.url or 'as the flags say'}",
+            f"  environment  {' '.join(f'{k}={v}' for k, v in sorted(own.items()))}",
+            f"  command      {shlex.join(engine.argv)}",
+            "  vLLM takes half a minute or more to start; Ctrl-C stops it",
+        ]
+    )
+
+
+def _try_it(engine: command.EngineCommand) -> str:
+    chat = {
+        "model": engine.served_name,
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    }
+    body = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(chat))}"
+    return "\n".join(
+        [
+            f"ready: {engine.served_name} on {engine.url}; try",
+            f"  curl {engine.url}/v1/chat/completions {body}",
+            f"  curl {engine.url}/metrics",
+        ]
+    )
+
+
+def say(text: str) -> None:
+    """Write to standard error at once, also from a signal handler."""
+    os.write(2, f"headway: {text}\n".encode())

@@ -1,0 +1,235 @@
+"""What to run for one engine: vLLM's command line and environment, from what the user gave.
+
+Whatever the user sets wins, flags and environment variables alike; defaults only fill gaps.
+"""
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from headway.core.batching import settings
+from headway.core.errors import SettingError
+
+STOCK: Final = "vllm"
+"""The policy name that stands for vLLM's own scheduler."""
+_SCHEDULER: Final = "headway.engine.Scheduler"
+_DRAIN_S: Final = 10
+_BUNDLED_KV_GIB: Final = 2
+_BUNDLED_STEP_TOKENS: Final = 512
+_TUNES_COMPILATION: Final = (
+    "--enforce-eager",
+    "--no-enforce-eager",
+    "--compilation-config",
+    "--optimization-level",
+    "-cc",
+    "-O",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user asked for.
+
+    model: a directory or a hub name.
+    bundled: the served name if `model` is the bundled one, else None.
+    batching: headway's settings as given, policy included.
+    additional_config: vLLM's flag of that name, parsed.
+    vllm_flags: the flags that go to vLLM as they are.
+    """
+
+    model: str
+    bundled: str | None
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    additional_config: Mapping[str, Any] = field(default_factory=dict)
+    vllm_flags: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCommand:
+    """What to run, and where it will listen.
+
+    argv, env: the process.
+    url: the server's address, None where it can't be known (a Unix socket, TLS, a config file).
+    served_name: the model's name in requests.
+    settings: headway's settings in force, None under vLLM's own scheduler.
+    drain_s: how long a stopping engine waits for running requests.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    url: str | None
+    served_name: str
+    settings: settings.BatchingSettings | None
+    drain_s: float
+
+
+def build(
+    wish: Wish,
+    environ: Mapping[str, str],
+    *,
+    cpu: bool,
+    cores: Sequence[int],
+    fast_bf16: bool = True,
+) -> EngineCommand:
+    """The engine that `wish` describes.
+
+    environ: the user's environment.
+    cpu: whether vLLM is the CPU build.
+    cores: the cores this process may use.
+    fast_bf16: whether they compute in bfloat16 rather than emulate it.
+
+    Raises SettingError for settings that contradict one another or are out of range.
+    """
+    flags = _Flags(wish.vllm_flags)
+    parsed, scheduler_flags = _scheduler(wish, flags)
+    defaults: dict[str, str | None] = {
+        "--host": "127.0.0.1",
+        "--shutdown-timeout": str(_DRAIN_S),
+        # The launcher asks for it every few seconds.
+        "--disable-access-log-for-endpoints": "/health",
+    }
+    if wish.bundled:
+        defaults |= _bundled_flags(wish.bundled, flags, cpu=cpu)
+        if cpu and not fast_bf16:
+            # Emulated bfloat16 prefills at a third of the speed of float32.
+            defaults["--dtype"] = "float32"
+    argv = [sys.executable, "-W", "ignore::DeprecationWarning"]
+    # The `vllm` command doesn't find its own version in the CPU build.
+    argv += ["-m", "vllm.entrypoints.openai.api_server", "--model", wish.model]
+    for name, value in defaults.items():
+        if name not in flags:
+            argv += [name] if value is None else [name, value]
+    argv += scheduler_flags
+    argv += wish.vllm_flags
+    return EngineCommand(
+        argv=tuple(argv),
+        env={**_environment(wish, cpu=cpu, cores=cores), **environ},
+        url=_url(flags),
+        served_name=flags.value("--served-model-name") or wish.bundled or wish.model,
+        settings=parsed,
+        drain_s=flags.number("--shutdown-timeout", _DRAIN_S),
+    )
+
+
+def compiles(command: EngineCommand) -> bool:
+    """Whether vLLM will want a C++ compiler on a CPU."""
+    return "--enforce-eager" not in command.argv
+
+
+def _scheduler(
+    wish: Wish, flags: "_Flags"
+) -> tuple[settings.BatchingSettings | None, tuple[str, ...]]:
+    for name in flags.names:
+        if name.startswith("--additional-config."):
+            raise SettingError(name, "give one JSON object: --additional-config '{\"key\": 1}'")
+    given = wish.additional_config.get("headway", {})
+    if not isinstance(given, Mapping):
+        raise SettingError("--additional-config", '"headway" must be an object of settings')
+    values = {**given, **wish.batching}
+    if values.get("policy") == STOCK:
+        rest = {k: v for k, v in wish.additional_config.items() if k != "headway"}
+        return None, _stock(values, rest)
+    if "--scheduler-cls" in flags:
+        raise SettingError("--scheduler-cls", f"works only with --policy {STOCK}")
+    parsed = settings.parse(values, settings.FULL_CONTEXT_TOKENS)
+    config = {**wish.additional_config, "headway": values}
+    return parsed, ("--scheduler-cls", _SCHEDULER, "--additional-config", json.dumps(config))
+
+
+def _stock(values: Mapping[str, Any], rest: Mapping[str, Any]) -> tuple[str, ...]:
+    flags: tuple[str, ...] = ("--additional-config", json.dumps(rest)) if rest else ()
+    for key, value in values.items():
+        if key == "long_prefill_token_threshold":
+            flags += ("--long-prefill-token-threshold", str(value))
+        elif key != "policy":
+            problem = f"is a setting of headway's scheduler; leave out --policy {STOCK} to use it"
+            raise SettingError(f"headway.{key}", problem)
+    return flags
+
+
+def _bundled_flags(name: str, flags: "_Flags", *, cpu: bool) -> dict[str, str | None]:
+    defaults: dict[str, str | None] = {"--served-model-name": name}
+    if cpu:
+        # A step of 512 tokens takes one to two seconds on one core; larger ones stall all.
+        defaults["--max-num-batched-tokens"] = str(_BUNDLED_STEP_TOKENS)
+        if not any(flag in flags for flag in _TUNES_COMPILATION):
+            # Up in half the time and without a compiler, for about 10 ms a token.
+            defaults["--enforce-eager"] = None
+    return defaults
+
+
+def _environment(wish: Wish, *, cpu: bool, cores: Sequence[int]) -> dict[str, str]:
+    env = {"VLLM_NO_USAGE_STATS": "1"}
+    if Path(wish.model).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    if cpu and wish.bundled:
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(_BUNDLED_KV_GIB)
+    if cpu and len(cores) == 1:
+        # vLLM sets one core aside for its other processes, and fails where there is no other.
+        env["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[0])
+        env["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    return env
+
+
+def _url(flags: "_Flags") -> str | None:
+    if any(name in flags for name in ("--uds", "--ssl-certfile", "--config")):
+        return None
+    host = flags.value("--host") or "127.0.0.1"
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 -- compared, not bound
+    reachable = everywhere.get(host, host)
+    if ":" in reachable:
+        reachable = f"[{reachable}]"
+    return f"http://{reachable}:{flags.number('--port', 8000)}"
+
+
+class _Flags:
+    """The names and values among vLLM's flags, which may be written `--a_b`, `--a-b=1`, `-O3`."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._values: dict[str, str | None] = {}
+        for token, following in itertools.zip_longest(argv, argv[1:]):
+            if not token.startswith("-"):
+                continue
+            name, has_value, value = token.partition("=")
+            if name.startswith("--"):
+                name = name.replace("_", "-")
+            elif name.startswith("-O"):
+                name = "-O"
+            self._values[name] = value if has_value else following
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def value(self, name: str) -> str | None:
+        """The value of flag `name`, None where it isn't given."""
+        return self._values.get(name)
+
+    def number(self, name: str, default: int) -> int:
+        """The whole number given for flag `name`, or `default`."""
+        value = self._values.get(name, str(default))
+        if not (value and value.isdecimal()):
+            raise SettingError(name, f"{value!r} is not a whole number, 0 or more")
+        return int(value)
+
+
+def computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this machine's CPU has bfloat16 arithmetic (AVX-512 BF16, AMX, or Arm's)."""
+    try:
+        words = set(cpuinfo.read_text().split())
+    except OSError:
+        return True
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The cores this process may use."""
+    return tuple(sorted(os.sched_getaffinity(0)))

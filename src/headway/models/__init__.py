@@ -1,0 +1,1 @@
+"""Models that come with headway, prepared on first use into the user's cache directory."""

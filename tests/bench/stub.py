@@ -1,0 +1,81 @@
+"""A stub completion server: streams as vLLM does, or fails in a chosen way."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from headway.bench.exchange import Target
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+    b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+)
+
+
+def event(tokens: int) -> bytes:
+    usage = {"prompt_tokens": 3, "completion_tokens": tokens, "total_tokens": 3 + tokens}
+    content = {"id": "x", "choices": [{"index": 0, "text": "a\n"}], "usage": usage}
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+def chunk(content: bytes) -> bytes:
+    return f"{len(content):x}\r\n".encode() + content + b"\r\n"
+
+
+def answer(tokens: int) -> bytes:
+    """The bytes of a whole well-formed response."""
+    chunks = [chunk(event(n + 1)) for n in range(tokens)]
+    return HEAD + b"".join([*chunks, chunk(event(tokens)), chunk(b"data: [DONE]\n\n"), chunk(b"")])
+
+
+Handler = Callable[["StubEngine", dict, asyncio.StreamWriter], Awaitable[None]]
+
+
+class StubEngine:
+    """Serves completions with `first_s` to the first token and `gap_s` between tokens."""
+
+    def __init__(self, first_s: float = 0.02, gap_s: float = 0.01, handler: Handler | None = None):
+        self.first_s = first_s
+        self.gap_s = gap_s
+        self.bodies: list[dict] = []
+        self.disconnects = 0
+        self._handler = handler or StubEngine.stream
+
+    async def stream(self, body: dict, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        await asyncio.sleep(self.first_s)
+        for n in range(body["max_tokens"]):
+            if n:
+                await asyncio.sleep(self.gap_s)
+            writer.write(chunk(event(n + 1)))
+            await writer.drain()
+        writer.write(chunk(event(body["max_tokens"])) + chunk(b"data: [DONE]\n\n") + chunk(b""))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        (length,) = (
+            int(line.partition(b":")[2])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length")
+        )
+        body = json.loads(await reader.readexactly(length))
+        self.bodies.append(body)
+        work = asyncio.create_task(self._handler(self, body, writer))
+        gone = asyncio.create_task(reader.read())
+        done, _ = await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if work not in done:
+            self.disconnects += 1
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+        writer.close()
+
+    @asynccontextmanager
+    async def serving(self):
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield Target("127.0.0.1", server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+            await asyncio.sleep(0.05)

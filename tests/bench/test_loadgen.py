@@ -1,0 +1,139 @@
+"""The client against a stub engine: times, totals and failures."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from itertools import pairwise
+
+import pytest
+
+from headway.bench import loadgen
+from headway.bench.exchange import CUT_OFF, Extras, Target
+from headway.bench.loadgen import Patience, play
+from headway.bench.workload import Arrival, ClosedLoop, Workload
+
+from . import stub
+
+
+@pytest.fixture(autouse=True)
+def _no_lead(monkeypatch) -> None:
+    monkeypatch.setattr(loadgen, "LEAD_S", 0.03)
+
+
+SLACK_S = 0.15
+"""How late a loaded machine may run a timer in these tests."""
+
+
+def arrivals(*at_s: float, output_tokens: int = 4) -> Workload:
+    schedule = tuple(Arrival(at, "short", 5, output_tokens) for at in at_s)
+    return Workload(schedule, max(at_s, default=0.0) + 0.05)
+
+
+def run(workload, *engines, **options):
+    async def all_of_it():
+        async with AsyncExitStack() as stack:
+            targets = [await stack.enter_async_context(engine.serving()) for engine in engines]
+            return await play(targets, workload, "test", **options)
+
+    return asyncio.run(all_of_it())
+
+
+def test_every_token_has_the_time_it_arrived() -> None:
+    engine = stub.StubEngine(first_s=0.1, gap_s=0.03)
+    ((sample,),) = run(arrivals(0.0), engine)
+    assert sample.error is None
+    assert len(sample.token_times_s) == 4
+    assert 0.1 <= sample.token_times_s[0] - sample.sent_s < 0.1 + SLACK_S
+    for before, after in pairwise(sample.token_times_s):
+        assert 0.02 < after - before < 0.03 + SLACK_S
+
+
+def test_requests_are_sent_on_schedule_whatever_the_engine_does() -> None:
+    engine = stub.StubEngine(first_s=0.4)
+    (samples,) = run(arrivals(0.0, 0.05, 0.1, 0.1), engine)
+    assert [sample.intended_s for sample in samples] == [0.0, 0.05, 0.1, 0.1]
+    for sample in samples:
+        assert 0 <= sample.sent_s - sample.intended_s < SLACK_S
+        assert sample.error is None
+
+
+def test_bodies_ask_for_exact_lengths_and_never_repeat_a_prompt() -> None:
+    engine = stub.StubEngine()
+    extras = Extras(priority={"short": -1}, xargs={"short": {"headway_ttft_slo_s": 0.5}})
+    run(arrivals(0.0, 0.0, 0.0), engine, extras=extras)
+    assert len({tuple(body["prompt"]) for body in engine.bodies}) == 3
+    for body in engine.bodies:
+        assert len(body["prompt"]) == 5
+        assert body["max_tokens"] == 4
+        assert body["ignore_eos"] is True
+        assert body["temperature"] == 0
+        assert body["priority"] == -1
+        assert body["vllm_xargs"] == {"headway_ttft_slo_s": 0.5}
+
+
+def test_two_engines_get_the_same_requests() -> None:
+    one, other = stub.StubEngine(), stub.StubEngine(gap_s=0.02)
+    mine, theirs = run(arrivals(0.0, 0.05), one, other)
+    assert one.bodies == other.bodies
+    assert [s.intended_s for s in mine] == [s.intended_s for s in theirs]
+
+
+async def _refuse(engine, body, writer) -> None:
+    writer.write(b'HTTP/1.1 503 Busy\r\ncontent-length: 16\r\n\r\n{"error":"full"}')
+
+
+async def _hang_up(engine, body, writer) -> None:
+    writer.write(stub.HEAD + stub.chunk(stub.event(1)))
+    await writer.drain()
+
+
+async def _stop_early(engine, body, writer) -> None:
+    await engine.stream({**body, "max_tokens": 2}, writer)
+
+
+async def _never(engine, body, writer) -> None:
+    await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize(
+    ("handler", "message", "tokens"),
+    [
+        (_refuse, "status 503", 0),
+        (_hang_up, "closed after 1 tokens", 1),
+        (_stop_early, "ended after 2 of 4", 2),
+        (_never, "no end within", 0),
+    ],
+)
+def test_failures_are_counted_not_raised(handler, message, tokens) -> None:
+    engine = stub.StubEngine(handler=handler)
+    ((sample,),) = run(arrivals(0.0), engine, patience=Patience(request_s=0.3))
+    assert message in sample.error
+    assert len(sample.token_times_s) == tokens
+
+
+def test_an_engine_that_is_not_there_fails_every_request() -> None:
+    (samples,) = asyncio.run(play([Target("127.0.0.1", 1)], arrivals(0.0, 0.01), "test"))
+    assert len(samples) == 2
+    assert all("cannot connect" in sample.error for sample in samples)
+
+
+def test_hopeless_requests_are_disconnected_after_the_schedule_only() -> None:
+    engine = stub.StubEngine(first_s=0.3)
+    workload = Workload((Arrival(0.0, "short", 5, 4), Arrival(0.5, "short", 5, 4)), 0.6)
+    patience = Patience(hopeless_s=lambda arrival: 0.15)
+    (samples,) = run(workload, engine, patience=patience)
+    assert [sample.error for sample in samples] == [None, CUT_OFF]
+    assert engine.disconnects == 1
+
+
+def test_a_closed_loop_keeps_its_number_running_to_the_end() -> None:
+    engine = stub.StubEngine(first_s=0.01, gap_s=0.01)
+    running = ClosedLoop(3, "running", 4, 10, stagger_s=0.0)
+    workload = Workload((Arrival(0.5, "short", 5, 4),), 0.6, running)
+    (samples,) = run(workload, engine)
+    decodes = [sample for sample in samples if sample.length_class == "running"]
+    cut = [sample for sample in decodes if sample.error == CUT_OFF]
+    assert len(samples) == len(decodes) + 1
+    assert len(decodes) > 3
+    assert len(cut) <= 3
+    assert all(sample.error in {None, CUT_OFF} for sample in decodes)
+    assert len({tuple(body["prompt"]) for body in engine.bodies}) == len(engine.bodies)

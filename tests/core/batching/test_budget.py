@@ -1,0 +1,110 @@
+"""The rules that size a step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.batching import budget as rules
+from headway.core.batching.budget import DeadlineBudget, FixedBudget
+from headway.core.batching.settings import parse
+from headway.core.latency import StepShape, StepTimeModel
+from headway.core.views import Step
+
+from .made import MAX_MODEL_LEN, MODEL
+
+TPOT_S = 0.15
+NOW_S = 100.0
+BUDGET = DeadlineBudget(MODEL, parse({"tpot_slo_s": TPOT_S}, MAX_MODEL_LEN))
+BASE_S = MODEL.predict(StepShape(decodes=4, decode_context_tokens=1_000))
+
+
+def step(deadlines=(), tokens=100_000):
+    decodes = len(deadlines)
+    return Step(
+        tokens=tokens,
+        decodes=decodes,
+        decode_context_tokens=250 * decodes,
+        next_token_deadlines_s=[NOW_S + d for d in deadlines],
+    )
+
+
+def limit_s(*deadlines, ttft_limit_s=1_000.0, lone=False):
+    return BUDGET.allow(step(deadlines), NOW_S, ttft_limit_s, lone=lone).limit_s
+
+
+@given(st.integers(0, 10_000), st.floats(0.1, 10))
+def test_a_fixed_budget_is_the_engines_own(tokens, ttft_limit_s):
+    allowed = FixedBudget().allow(step(tokens=tokens), NOW_S, ttft_limit_s, lone=False)
+    assert (allowed.tokens, allowed.limit_s) == (tokens, None)
+
+
+@given(st.lists(st.floats(0.05, 0.4), min_size=1, max_size=8))
+def test_a_step_may_spend_what_decodes_have_banked(ahead):
+    """It may last until the first next-token deadline."""
+    assert limit_s(*ahead) == pytest.approx(min(ahead), abs=1e-6)
+
+
+@given(st.lists(st.floats(0.5, 50), min_size=1, max_size=8))
+def test_no_stall_is_longer_than_a_few_tpot_limits(ahead):
+    """However much decodes have banked."""
+    assert limit_s(*ahead) <= max(rules.STALL_LIMIT * TPOT_S, 0.0) + 1e-9
+
+
+@given(
+    st.lists(st.floats(-5, 50), max_size=8),
+    st.floats(0.05, 30),
+)
+def test_whoever_arrives_waits_for_a_short_step(ahead, ttft_limit_s):
+    """With decodes or without, no step is longer than a share of the smallest TTFT limit."""
+    assert limit_s(*ahead, ttft_limit_s=ttft_limit_s) <= rules.RESPONSIVE_SHARE * ttft_limit_s
+
+
+@given(st.floats(0.05, 30))
+def test_a_prompt_that_has_the_engine_to_itself_may_take_longer_steps(ttft_limit_s):
+    """Still only a share of the limit of whoever comes next."""
+    alone_s = limit_s(ttft_limit_s=ttft_limit_s, lone=True)
+    assert limit_s(ttft_limit_s=ttft_limit_s) <= alone_s < ttft_limit_s
+
+
+@given(st.floats(0.05, 0.4), st.floats(5, 1_000))
+def test_a_decode_that_is_lost_no_longer_counts(ahead, behind):
+    """One that can't catch up doesn't stop prefill for the others."""
+    assert limit_s(ahead, -behind) == pytest.approx(limit_s(ahead, 50.0))
+
+
+@given(st.floats(0.01, 0.05))
+def test_a_decode_that_can_catch_up_still_counts(behind):
+    """Prefill gets no more than the floor until it has."""
+    allowed = BUDGET.allow(step((-behind, 1.0, 1.0, 1.0)), NOW_S, 1_000.0, lone=False)
+    assert allowed.seconds == 0.0
+    assert allowed.floor_tokens == rules.FLOOR_TOKENS
+
+
+@given(st.lists(st.floats(-5, 5), max_size=8), st.floats(0.05, 10))
+def test_the_seconds_leave_room_for_the_decodes_themselves(ahead, ttft_limit_s):
+    allowed = BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, lone=False)
+    alone = StepShape(decodes=len(ahead), decode_context_tokens=250 * len(ahead))
+    assert allowed.seconds >= 0.0
+    assert allowed.seconds <= max(0.0, allowed.limit_s - MODEL.predict(alone)) + 1e-9
+
+
+@given(st.lists(st.floats(0.05, 5), min_size=1, max_size=8), st.floats(0, 5))
+def test_more_slack_never_means_a_smaller_step(ahead, extra):
+    later = [d + extra for d in ahead]
+    assert limit_s(*later) >= limit_s(*ahead) - 1e-9
+
+
+def test_an_unknown_machine_starts_with_small_steps():
+    cold = DeadlineBudget(StepTimeModel(), parse({}, MAX_MODEL_LEN))
+    allowed = cold.allow(step(tokens=8_192), NOW_S, 1.0, lone=True)
+    assert 0 < allowed.tokens <= rules.COLD_TOKENS
+    assert allowed.reason == "cold"
+
+
+def test_what_decided_is_named():
+    def reason(*ahead, ttft_limit_s):
+        return BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, lone=False).reason
+
+    assert reason(ttft_limit_s=1.0) == "responsive"
+    assert reason(0.2, ttft_limit_s=1_000.0) == "slack"
+    assert reason(20.0, ttft_limit_s=1_000.0) == "stall"

@@ -1,0 +1,61 @@
+"""A KV connector without workers: some requests' KV arrives later, when the test says so."""
+
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+NAME = "HeadwayTestConnector"
+
+
+class LateKV(KVConnectorBase_V1):
+    """Loads asynchronously: all of a prompt marked `do_remote_prefill`, `stored` tokens of one
+    with that parameter, nothing of others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.loading: list[str] = []
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        parameters = request.kv_transfer_params or {}
+        known = 0
+        if parameters.get("do_remote_prefill"):
+            known = request.num_prompt_tokens - 1
+        elif "stored" in parameters:
+            known = min(parameters["stored"], request.num_prompt_tokens - 1)
+        new = max(0, known - num_computed_tokens)
+        return new, new > 0
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        if num_external_tokens:
+            self.loading.append(request.request_id)
+            request.kv_transfer_params = {}
+
+    def build_connector_meta(self, scheduler_output):
+        return KVConnectorMetadata()
+
+    def start_load_kv(self, forward_context, **kwargs):
+        raise NotImplementedError
+
+    def wait_for_layer_load(self, layer_name):
+        raise NotImplementedError
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        raise NotImplementedError
+
+    def wait_for_save(self):
+        raise NotImplementedError
+
+
+KVConnectorFactory.register_connector(NAME, __name__, LateKV.__name__)
+# The module was loaded by path; the factory must not import it by name.
+KVConnectorFactory._registry[NAME] = lambda: LateKV
+
+
+def transfer() -> KVTransferConfig:
+    """What makes an engine use the connector."""
+    return KVTransferConfig(kv_connector=NAME, kv_role="kv_both")

@@ -1,0 +1,234 @@
+"""The command line: what reaches vLLM, what is refused, and how."""
+
+import json
+import shlex
+
+import pytest
+
+from headway import cli
+from headway.core.errors import SettingError
+from headway.engine import command, launch
+
+
+@pytest.fixture
+def serve(monkeypatch, tmp_path):
+    """`serve(line)` runs `headway serve LINE` up to the start; the engine it would start."""
+    started = []
+    monkeypatch.setattr(launch, "cpu_build", lambda: True)
+    monkeypatch.setattr(launch, "check", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "run", lambda engine, *_: started.append(engine) or 0)
+    monkeypatch.setattr(cli.bundled, "ensure", lambda: tmp_path)
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(line):
+        started.clear()
+        assert cli.main(["serve", *shlex.split(line)]) == 0
+        return started[0]
+
+    return run
+
+
+def flag(engine, name):
+    """The value of the last flag `name`, which is the one vLLM takes."""
+    argv = list(engine.argv)
+    return argv[len(argv) - argv[::-1].index(name)] if name in argv else None
+
+
+def headway_config(engine):
+    return json.loads(flag(engine, "--additional-config"))["headway"]
+
+
+def test_the_bundled_model_comes_with_defaults_for_a_cpu(serve, tmp_path):
+    engine = serve("")
+    assert flag(engine, "--model") == str(tmp_path)
+    assert flag(engine, "--host") == "127.0.0.1"
+    assert flag(engine, "--served-model-name") == "smollm2-135m"
+    assert flag(engine, "--max-num-batched-tokens") == "512"
+    assert "--enforce-eager" in engine.argv
+    assert engine.env["VLLM_CPU_KVCACHE_SPACE"] == "2"
+    assert engine.env["HF_HUB_OFFLINE"] == "1"
+    assert engine.url == "http://127.0.0.1:8000"
+    assert flag(engine, "--scheduler-cls") == "headway.engine.Scheduler"
+    assert engine.settings.policy == "slo"
+
+
+def test_what_the_user_says_wins_over_defaults(serve, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    engine = serve("--host=0.0.0.0 --port 9 --max_num_batched_tokens 64 --no-enforce-eager")
+    assert engine.argv.count("--host") == 0
+    assert "--host=0.0.0.0" in engine.argv
+    assert "--enforce-eager" not in engine.argv
+    assert flag(engine, "--max-num-batched-tokens") == "64"
+    assert engine.env["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert engine.url == "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("line", ["org/model", "--model org/model", "--policy slo org/model"])
+def test_any_model_can_be_named_and_gets_no_settings_of_the_bundled_one(serve, line):
+    engine = serve(line)
+    assert flag(engine, "--model") == "org/model"
+    assert "--max-num-batched-tokens" not in engine.argv
+    assert "--enforce-eager" not in engine.argv
+    assert "VLLM_CPU_KVCACHE_SPACE" not in engine.env
+    assert engine.served_name == "org/model"
+
+
+def test_flags_that_headway_does_not_know_reach_vllm_in_order(serve):
+    engine = serve("org/model -tp 2 --lora-modules a=b c=d --policy parallel -O3 --x=1")
+    assert engine.argv[-7:] == ("-tp", "2", "--lora-modules", "a=b", "c=d", "-O3", "--x=1")
+
+
+def test_settings_reach_the_scheduler_and_flags_win_over_json(serve):
+    given = {"other": 1, "headway": {"policy": "parallel", "tpot_slo_s": 0.3}}
+    line = f"--additional-config {shlex.quote(json.dumps(given))} --tpot-slo-s 0.2"
+    engine = serve(line + " --max_long_partial_prefills=2")
+    assert json.loads(flag(engine, "--additional-config"))["other"] == 1
+    assert headway_config(engine) == {
+        "policy": "parallel",
+        "tpot_slo_s": 0.2,
+        "max_long_partial_prefills": 2,
+    }
+    assert engine.settings.max_num_partial_prefills == 4
+
+
+def test_every_setting_is_a_flag(serve):
+    engine = serve(
+        "--policy priority --order fcfs --budget deadline --max-num-partial-prefills 3 "
+        "--max-long-partial-prefills 2 --long-prefill-token-threshold 99 --ttft-slo-s 2 "
+        "--ttft-slo-factor 5 --tpot-slo-s 0.5 --max-wait-s 60"
+    )
+    expected = headway_config(engine)
+    assert set(expected) == set(command.settings.SETTING_NAMES)
+    for name, value in expected.items():
+        assert getattr(engine.settings, name) == value
+
+
+def test_the_stock_scheduler_takes_vllms_flag_of_the_same_name(serve):
+    engine = serve("--policy vllm --long-prefill-token-threshold 128")
+    assert "--scheduler-cls" not in engine.argv
+    assert "--additional-config" not in engine.argv
+    assert flag(engine, "--long-prefill-token-threshold") == "128"
+    assert engine.settings is None
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--policy nope", "argument --policy: invalid choice: 'nope'"),
+        ("--max-long-partial-prefills 9", "--max-long-partial-prefills: 9 is more than"),
+        ("--tpot-slo-s -1", "--tpot-slo-s: -1.0 is out of range"),
+        ("--max-wait-s soon", "argument --max-wait-s: invalid float value: 'soon'"),
+        ("--policy vllm --order fcfs", "--order: is a setting of headway's scheduler"),
+        ("--scheduler-cls a.B", "--scheduler-cls: works only with --policy vllm"),
+        ("--additional-config {", "--additional-config: is not JSON"),
+        ("--additional-config 3", "--additional-config: must be an object"),
+        ('--additional-config {"headway":1}', '"headway" must be an object'),
+        ('--additional-config {"headway":{"ordre":1}}', "headway.ordre: unknown setting"),
+        ("--additional-config.headway.order fcfs", "give one JSON object"),
+        ("a --model b", "--model: b and a are given"),
+        ("--port http", "--port: 'http' is not a whole number"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(monkeypatch, capfd, line, says):
+    monkeypatch.setattr(launch, "cpu_build", lambda: True)
+    monkeypatch.setattr(launch, "run", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(cli.bundled, "ensure", lambda: pytest.fail("prepared"))
+    try:
+        status = cli.main(["serve", *shlex.split(line, posix="{" not in line)])
+    except SystemExit as stop:
+        status = stop.code
+    errors = capfd.readouterr().err
+    assert status == 2
+    assert says in errors
+    assert errors.count("\n") == 1
+
+
+def test_without_vllm_one_line_says_how_to_get_it(monkeypatch, capfd):
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+    assert cli.main(["serve"]) == 1
+    errors = capfd.readouterr().err
+    assert "vLLM isn't installed" in errors
+    assert errors.count("\n") == 1
+
+
+def test_help_names_every_setting_policy_and_the_way_to_vllms_flags(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    text = capsys.readouterr().out
+    for name in command.settings.SETTING_NAMES:
+        assert "--" + name.replace("_", "-") in text
+    for policy in (*command.settings.PRESETS, "vllm"):
+        assert f"  {policy} " in text
+    assert "--help=all" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "url"),
+    [
+        ((), "http://127.0.0.1:8000"),
+        (("--host", "::", "--port=1"), "http://[::1]:1"),
+        (("--host", "10.0.0.1"), "http://10.0.0.1:8000"),
+        (("--uds", "/run/x"), None),
+        (("--ssl-certfile", "x"), None),
+    ],
+)
+def test_the_address_is_where_the_server_can_be_reached(flags, url):
+    wish = command.Wish(model="m", bundled=None, vllm_flags=flags)
+    assert command.build(wish, {}, cpu=True, cores=(0, 1)).url == url
+
+
+def test_a_lone_core_is_bound_and_none_is_reserved():
+    wish = command.Wish(model="m", bundled=None)
+    env = command.build(wish, {}, cpu=True, cores=(5,)).env
+    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "5"
+    assert env["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in command.build(wish, {}, cpu=True, cores=(0, 1)).env
+
+
+def test_a_gpu_engine_gets_no_cpu_settings():
+    wish = command.Wish(model="m", bundled="smollm2-135m")
+    engine = command.build(wish, {}, cpu=False, cores=(0,))
+    assert not [name for name in engine.env if name.startswith("VLLM_CPU")]
+    assert "--enforce-eager" not in engine.argv
+
+
+def test_an_address_in_use_is_refused_before_the_start():
+    with launch.socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        wish = command.Wish(model="m", bundled=None, vllm_flags=("--port", port))
+        engine = command.build(wish, {}, cpu=False, cores=(0,))
+        with pytest.raises(launch.LaunchError, match="--port"):
+            launch.check(engine, cpu=False)
+
+
+def test_compiling_without_a_compiler_is_refused_before_the_start(monkeypatch):
+    monkeypatch.setattr(launch.shutil, "which", lambda _: None)
+    wish = command.Wish(model="m", bundled=None, vllm_flags=("--uds", "x"))
+    with pytest.raises(launch.LaunchError, match=r"install g\+\+"):
+        launch.check(command.build(wish, {}, cpu=True, cores=(0,)), cpu=True)
+
+
+def test_settings_errors_keep_the_key_where_no_flag_was_used():
+    with pytest.raises(SettingError, match=r"headway\.order"):
+        command.build(
+            command.Wish(model="m", bundled=None, batching={"order": "x"}), {}, cpu=True, cores=(0,)
+        )
+
+
+def test_the_bundled_model_runs_in_float32_where_bfloat16_is_emulated(tmp_path):
+    wish = command.Wish(model="/m", bundled="small")
+    fast = command.build(wish, {}, cpu=True, cores=(0, 1))
+    slow = command.build(wish, {}, cpu=True, cores=(0, 1), fast_bf16=False)
+    assert "--dtype" not in fast.argv
+    assert slow.argv[slow.argv.index("--dtype") + 1] == "float32"
+    own = command.Wish(model="/m", bundled="small", vllm_flags=("--dtype", "bfloat16"))
+    assert command.build(own, {}, cpu=True, cores=(0,), fast_bf16=False).argv.count("--dtype") == 1
+
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : fpu avx512f avx512_vnni")
+    assert not command.computes_bf16(cpuinfo)
+    cpuinfo.write_text("flags : fpu avx512f avx512_bf16")
+    assert command.computes_bf16(cpuinfo)

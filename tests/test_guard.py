@@ -1,0 +1,169 @@
+"""The launcher and its guard with stand-ins for vLLM: whoever dies, nobody is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headway.engine import processes
+
+LAUNCH = """
+import sys
+from headway.engine import launch
+from headway.engine.command import EngineCommand
+argv = sys.argv[1:]
+engine = EngineCommand(argv=tuple(argv), env=dict(__import__("os").environ), url=None,
+                       served_name="x", settings=None, drain_s=1.0)
+launch._FORCE_GRACE_S = 1.0
+sys.exit(launch.run(engine, lambda: None, lambda line: print(line, flush=True)))
+"""
+
+# A server with an engine core, which has a worker, each in a session of its own as the worst case;
+# each writes its pid. {ends} is what the server does.
+SERVER = """
+import os, subprocess, sys, time, signal
+role, home = sys.argv[1], sys.argv[2]
+open(f"{{home}}/{{role}}", "w").write(str(os.getpid()))
+below = {{"server": "core", "core": "worker"}}.get(role)
+if below:
+    command = [sys.executable, *sys.orig_argv[1:-2], below, home]
+    subprocess.Popen(command, start_new_session=True)
+    while not os.path.exists(f"{{home}}/worker"): time.sleep(0.02)
+if role == "server":
+    {ends}
+time.sleep(600)
+"""
+STAYS = "pass"
+
+
+class Tree:
+    """A launcher with its guard, and a server, a core and a worker below."""
+
+    def __init__(self, home, ends=STAYS):
+        self.home = home
+        script = SERVER.format(ends=ends)
+        stand_in = [sys.executable, "-c", script, "server", str(home)]
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, *stand_in],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TMPDIR": str(home)},
+        )
+        self.pids = {"launcher": self.launcher.pid}
+        for role in ("server", "core", "worker"):
+            self.pids[role] = self._pid(role)
+        self.pids["guard"] = processes.parent_of(self.pids["server"])
+
+    def _pid(self, role):
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            path = self.home / role
+            if path.exists() and path.read_text():
+                return int(path.read_text())
+            time.sleep(0.02)
+        pytest.fail(f"{role} never started")
+
+    def end(self):
+        """Wait for the launcher: its status and what it said."""
+        output, _ = self.launcher.communicate(timeout=30)
+        return self.launcher.returncode, output
+
+    def left(self):
+        deadline = time.monotonic() + 15
+        while True:
+            alive = {role for role, pid in self.pids.items() if lives(pid)}
+            if not alive or time.monotonic() > deadline:
+                return alive
+            time.sleep(0.05)
+
+
+def lives(pid):
+    return processes.parent_of(pid) is not None
+
+
+@pytest.fixture
+def tree(tmp_path):
+    made = []
+
+    def make(ends=STAYS):
+        made.append(Tree(tmp_path, ends))
+        return made[-1]
+
+    yield make
+    for one in made:
+        processes.tell([pid for pid in one.pids.values() if lives(pid)], signal.SIGKILL)
+        one.launcher.communicate()
+
+
+@pytest.mark.parametrize("victim", ["launcher", "guard", "server"])
+def test_killing_any_process_above_the_core_ends_all(tree, victim, tmp_path):
+    running = tree()
+    os.kill(running.pids[victim], signal.SIGKILL)
+    status, said = running.end()
+    assert running.left() == set()
+    assert not list(tmp_path.glob("headway-engine-*"))
+    if victim == "launcher":
+        assert status == -signal.SIGKILL
+    else:
+        assert status > 0
+        assert "ended before it was ready" in said
+
+
+def test_killing_the_launcher_and_the_guard_at_once_ends_the_server(tree):
+    """The last line of defence: the kernel tells the server, which stops its own processes."""
+    running = tree(ends="signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, 9))")
+    os.kill(running.pids["launcher"], signal.SIGSTOP)
+    os.kill(running.pids["guard"], signal.SIGKILL)
+    os.kill(running.pids["launcher"], signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while lives(running.pids["server"]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not lives(running.pids["server"])
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stop_that_is_asked_for_ends_all_with_status_0(tree, signum):
+    running = tree()
+    running.launcher.send_signal(signum)
+    status, said = running.end()
+    assert running.left() == set()
+    assert status == 0
+    assert said.endswith("stopped\n")
+
+
+def test_a_server_that_ignores_the_stop_is_ended_by_force(tree):
+    running = tree(ends="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    start = time.monotonic()
+    running.launcher.terminate()
+    status, _ = running.end()
+    assert running.left() == set()
+    assert status == 0
+    assert time.monotonic() - start < 15
+
+
+def test_a_second_signal_ends_a_stubborn_server_at_once(tree):
+    running = tree(ends="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    running.launcher.terminate()
+    time.sleep(0.5)
+    running.launcher.terminate()
+    running.end()
+    assert running.left() == set()
+
+
+def test_a_server_that_ends_by_itself_takes_its_orphans_along_and_counts_as_a_failure(tree):
+    running = tree(ends="time.sleep(0.5); sys.exit(0)")
+    status, said = running.end()
+    assert running.left() == set()
+    assert status == 1
+    assert "exit status 0" in said
+
+
+def test_the_servers_exit_status_is_the_launchers(tree):
+    running = tree(ends="time.sleep(0.5); sys.exit(7)")
+    status, said = running.end()
+    assert (status, running.left()) == (7, set())
+    assert "exit status 7" in said
