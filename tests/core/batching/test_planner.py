@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.core.batching.budget import FLOOR_TOKENS
 from headway.core.batching.planner import MAX_LOOKS
-from headway.core.batching.policy import Policy
+from headway.core.batching.policy import MAX_WAITS, Policy
 from headway.core.batching.settings import BUDGETS, ORDERS
 from headway.core.latency import StepShape, StepTimeModel, attention_work
 from headway.core.views import Probe, Prompt, Step
@@ -231,8 +231,14 @@ def test_a_cold_model_still_gives_usable_plans(scene):
 
 @given(scenes())
 def test_prefill_moves_in_every_step_that_has_room(scene):
-    if scene.step.prefills and scene.step.tokens:
-        assert scene.plan().tokens > 0
+    """Or, where a chunk waits for a step that is worth reading its context, soon after."""
+    if not (scene.step.prefills and scene.step.tokens):
+        return
+    policy = scene.policy()
+    plans = [policy.plan(scene.step, NOW_S, scene.probes.__getitem__) for _ in range(MAX_WAITS + 1)]
+    assert any(plan.tokens for plan in plans)
+    if scene.values["budget"] == "fixed" or not scene.step.decodes:
+        assert plans[0].tokens > 0
 
 
 def test_planning_looks_at_the_same_number_of_prompts_however_many_wait():

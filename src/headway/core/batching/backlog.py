@@ -13,8 +13,8 @@ Entry = tuple[Rank, int, str]
 RankFn = Callable[[Prompt], Rank]
 LONG: Final = 0
 YIELDING: Final = 1
-"""Where a lane says whether its prompts are long, and whether they go last."""
-MAX_MOVES: Final = 64
+"""Where a lane says whether its prompts are long, and (first of the order's own) go last."""
+MAX_MOVES: Final = 16
 """Prompts that may change their lane in one draw."""
 
 
@@ -208,4 +208,4 @@ class Backlog:
         long = self._is_long(prompt.tokens)
         if prompt.resumed or prompt.loads:
             return (long, False, "first")
-        return (long, self._order.yielding(prompt, now_s), *self._order.lane(prompt, now_s))
+        return (long, *self._order.lane(prompt, now_s))

@@ -8,8 +8,8 @@ from headway.core.batching.settings import BatchingSettings
 from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Step
 
-RESPONSIVE_SHARE: Final = 0.35
-LONE_RESPONSIVE_SHARE: Final = 0.6
+RESPONSIVE_SHARE: Final = 0.42
+LONE_RESPONSIVE_SHARE: Final = 0.75
 """No step lasts longer than this share of the smallest TTFT limit in use: whoever
 arrives waits for the running step to end. A prompt that has the engine to itself
 may take longer steps, as fewer of them waste less on each step's fixed cost."""
@@ -37,6 +37,7 @@ class Allowance:
     later_s: the most that `stretch_s` may be in a later step, once decodes have banked
         slack; 0 if waiting wouldn't help.
     floor_tokens: are spent even if the seconds don't allow it.
+    base_s: what the step's decodes take without any prefill.
     limit_s: how long the step may take in all, None if only tokens count.
     """
 
@@ -45,6 +46,7 @@ class Allowance:
     stretch_s: float = math.inf
     later_s: float = 0.0
     floor_tokens: int = 0
+    base_s: float = 0.0
     limit_s: float | None = None
     reason: str = "fixed"
 
@@ -109,6 +111,7 @@ class DeadlineBudget:
             stretch_s=max(0.0, stretched_s - base_s),
             later_s=later_s,
             floor_tokens=FLOOR_TOKENS,
+            base_s=base_s,
             limit_s=limit_s,
             reason=reason,
         )

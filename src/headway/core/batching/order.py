@@ -23,7 +23,10 @@ class Order(Protocol):
     """A total order on prompts at a moment. Ties end with arrival, then id."""
 
     def lane(self, prompt: Prompt, now_s: float) -> Rank:
-        """Prompts of equal lane keep their relative order for ever."""
+        """Prompts of equal lane keep their relative order for ever.
+
+        It begins with whether they are `yielding`.
+        """
 
     def key(self, prompt: Prompt, now_s: float) -> Rank:
         """The order within the lane the prompt has now, lowest first."""
@@ -39,7 +42,7 @@ class Fcfs:
     """By client priority, then in order of arrival."""
 
     def lane(self, prompt: Prompt, now_s: float) -> Rank:
-        return ()
+        return (False,)
 
     def key(self, prompt: Prompt, now_s: float) -> Rank:
         return (prompt.priority, prompt.arrival_s, prompt.id)
@@ -82,7 +85,7 @@ class Penalised:
         self._clock = clock
 
     def lane(self, prompt: Prompt, now_s: float) -> Rank:
-        return (_level(prompt.priority), size_class(prompt.tokens))
+        return (False, _level(prompt.priority), size_class(prompt.tokens))
 
     def key(self, prompt: Prompt, now_s: float) -> Rank:
         return (prompt.arrival_s, prompt.id)
@@ -114,13 +117,14 @@ class FeasibleFirst:
     def lane(self, prompt: Prompt, now_s: float) -> Rank:
         late = self.yielding(prompt, now_s)
         size = size_class(prompt.tokens) + self.LATE_CLASSES * late
-        return (_level(prompt.priority), size, late)
+        return (late, _level(prompt.priority), size)
 
     def key(self, prompt: Prompt, now_s: float) -> Rank:
         return (self._clock.ttft_deadline_s(prompt), prompt.arrival_s, prompt.id)
 
     def rank(self, prompt: Prompt, now_s: float) -> Rank:
-        return (*self.lane(prompt, now_s), *self.key(prompt, now_s))
+        late, level, size = self.lane(prompt, now_s)
+        return (level, size, late, *self.key(prompt, now_s))
 
     def yielding(self, prompt: Prompt, now_s: float) -> bool:
         return not self._clock.feasible(prompt, now_s)
@@ -132,15 +136,15 @@ class PrefillClock:
     GUESS_S_PER_TOKEN: Final = 1e-4
 
     def __init__(self, model: StepTimeModel, settings: BatchingSettings, step_tokens: int) -> None:
-        self._model = model
+        self.model = model
         self._settings = settings
         self._step_tokens = step_tokens
 
     def alone_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds to prefill `tokens` alone; above 0, a guess while nothing is learned."""
-        if not self._model.ready:
+        if not self.model.ready:
             return max(1, tokens) * self.GUESS_S_PER_TOKEN
-        return max(1e-6, self._model.alone_s(tokens, context_tokens, self._step_tokens))
+        return max(1e-6, self.model.alone_s(tokens, context_tokens, self._step_tokens))
 
     def ttft_limit_s(self, prompt: Prompt) -> float:
         """max(floor, factor * prefill time alone), or the client's own limit."""

@@ -7,9 +7,8 @@ from typing import Final
 from headway.core.batching.backlog import Backlog
 from headway.core.batching.budget import Allowance
 from headway.core.batching.caps import Caps, Occupancy
-from headway.core.batching.order import Order, Rank
+from headway.core.batching.order import Order, PrefillClock, Rank
 from headway.core.decisions import Chunk, StepPlan
-from headway.core.latency import StepTimeModel
 from headway.core.views import Probe, Prompt, Step
 
 ProbeFn = Callable[[str], Probe]
@@ -31,7 +30,7 @@ class StepPlanner:
         backlog: Backlog,
         order: Order,
         caps: Caps,
-        model: StepTimeModel,
+        clock: PrefillClock,
         step: Step,
         allowance: Allowance,
         now_s: float,
@@ -42,7 +41,8 @@ class StepPlanner:
     ) -> None:
         self._backlog = backlog
         self._order = order
-        self._model = model
+        self._clock = clock
+        self._model = clock.model
         self._step = step
         self._allowance = allowance
         self._now_s = now_s
@@ -52,11 +52,14 @@ class StepPlanner:
         self._tokens = allowance.tokens
         self._spent = 0
         self._seconds = allowance.seconds
+        self._stretch_s = allowance.stretch_s
         self._floor = allowance.floor_tokens
         self._free_blocks = step.free_blocks
         self._looks = MAX_LOOKS
         self._aged: Prompt | None = None
         self._finished = False
+        self.waited = False
+        """Whether a prompt was left out because a later step will give it a better chunk."""
         self._caps = caps
         self._occupancy = Occupancy(caps)
         for prompt in step.prefills:
@@ -125,6 +128,7 @@ class StepPlanner:
         tokens = self._spend(prompt.tokens, prompt.context_tokens, unsplit=prompt.unsplit)
         if tokens == prompt.tokens:
             self._occupancy.leave(prompt.tokens)
+            self._hurry(prompt)
             self._finished = True
         if tokens:
             self._chunks.append(Chunk(prompt.id, tokens, prompt.tokens - tokens))
@@ -150,6 +154,8 @@ class StepPlanner:
         self._backlog.discard(prompt.id)
         if planned < seen.tokens or not seen.exact:
             self._occupancy.enter(seen.tokens)
+        else:
+            self._hurry(prompt)
         self._free_blocks -= seen.blocks
         self._admitted.append(Chunk(prompt.id, planned, seen.tokens - planned))
 
@@ -179,11 +185,11 @@ class StepPlanner:
         It gets more time if the decodes allow that, waits if they will later,
         and takes what there is otherwise.
         """
-        spent_s = self._allowance.seconds - self._seconds
-        now_s, later_s = self._allowance.stretch_s - spent_s, self._allowance.later_s
-        if now_s < worth_s and now_s < later_s:
+        if self._stretch_s < min(worth_s, self._allowance.later_s):
+            self.waited = True
             return 0
-        by_time = self._model.largest_chunk(min(worth_s, now_s), context_tokens, at_most)
+        seconds = min(worth_s, self._stretch_s)
+        by_time = self._model.largest_chunk(seconds, context_tokens, at_most)
         return max(by_time, min(at_most, self._floor))
 
     def _spend(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
@@ -192,8 +198,20 @@ class StepPlanner:
         uncut = chunk in {0, tokens, self._step.chunk_tokens}
         self._tokens = self._tokens - chunk if uncut else 0
         self._floor = max(0, self._floor - chunk)
-        self._seconds -= self._model.chunk_s(chunk, context_tokens)
+        seconds = self._model.chunk_s(chunk, context_tokens)
+        self._seconds -= seconds
+        self._stretch_s -= seconds
         return chunk
+
+    def _hurry(self, prompt: Prompt) -> None:
+        """A prompt gets its first token from this step: end the step before that is due."""
+        if self._allowance.limit_s is None:
+            return
+        spent_s = self._allowance.base_s + self._allowance.seconds - self._seconds
+        left_s = self._clock.ttft_deadline_s(prompt) - self._now_s - spent_s
+        if left_s > 0:
+            self._seconds = min(self._seconds, left_s)
+            self._stretch_s = min(self._stretch_s, left_s)
 
     def _fits(self, seen: Probe) -> bool:
         """KV blocks are there for the whole prompt; vLLM itself decides in an idle engine."""

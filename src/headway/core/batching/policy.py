@@ -1,6 +1,7 @@
 """A batching policy: caps, an order and a budget make the plan of a step."""
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from headway.core.batching.backlog import Backlog
@@ -15,6 +16,8 @@ from headway.core.views import Prompt, Step
 
 YIELDING_SHARE: Final = {"short-first": 0.1, "feasible-first": 0.05}
 """Share of contended prefill that the class going last is guaranteed."""
+MAX_WAITS: Final = 4
+"""Steps in a row in which a prompt may be left out for a better chunk later."""
 REJUDGE_STEPS: Final = 8
 """How often the long prompt held first is judged again."""
 TIGHT_LIMIT_MEMORY_S: Final = 60.0
@@ -42,6 +45,7 @@ class Policy:
         self._share = YIELDING_SHARE.get(settings.order, 0.0)
         self._credit = 0.0
         self._steps = 0
+        self._waits = 0
         self._tight_limit_s = settings.ttft_slo_s
         self._tight_until_s = -math.inf
 
@@ -70,12 +74,14 @@ class Policy:
         lone = not step.decodes and len(step.prefills) + len(self.backlog) <= 1
         limit_s = self._smallest_ttft_limit_s(now_s)
         allowance = self.budget.allow(step, now_s, limit_s, lone=lone)
+        if self._waits == MAX_WAITS:
+            allowance = replace(allowance, later_s=0.0)
         favoured = self._credit >= 1.0
         planner = StepPlanner(
             self.backlog,
             self.order,
             self.caps,
-            self.model,
+            self.clock,
             step,
             allowance,
             now_s,
@@ -84,6 +90,7 @@ class Policy:
             favour_yielding=favoured,
         )
         plan = planner.run()
+        self._waits = self._waits + 1 if planner.waited else 0
         if self._steps % REJUDGE_STEPS == 0:
             planner.rejudge_long()
         if self._share:
