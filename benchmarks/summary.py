@@ -9,14 +9,14 @@ RESULTS = Path(__file__).parent / "results"
 
 def figure(value: float | None) -> str:
     """Three significant digits, or a dash for what was not measured."""
-    return "–" if value is None else f"{value:.3g}"
+    return "-" if value is None else f"{value:.3g}"
 
 
 def rows(path: Path) -> list[str]:
     """A line a target of one report."""
     lines = []
     for target in json.loads(path.read_text())["targets"]:
-        spread = f"{figure(target['low'])}–{figure(target['high'])}"
+        spread = f"{figure(target['low'])} to {figure(target['high'])}"
         met = {True: "yes", False: "**no**", None: "not measured"}[target["met"]]
         value = f"{figure(target['value'])} ({spread})"
         sign = "≤" if target["bound_is"] == "at most" else "≥"
