@@ -24,6 +24,7 @@ class StepPlan:
     limit_s: how long the step may take, or None where only tokens count.
     reason: what decided the size of the step.
     held_long: a long prompt stays waiting because `max_long_partial_prefills` is reached.
+    yielding_started: a prompt of the class that goes last is among those admitted.
     nothing_to_spare: with this plan the caps are reached; no further prompt, or no
         further long one, may be left unfinished.
     """
@@ -35,3 +36,4 @@ class StepPlan:
     reason: str = "fixed"
     held_long: bool = False
     nothing_to_spare: bool = False
+    yielding_started: bool = False

@@ -141,19 +141,20 @@ class Backlog:
                 if self._serial_of.get(entry[2]) == entry[1]:
                     heapq.heappush(self._lanes.setdefault(lane, []), entry)
 
+    def has_long(self) -> bool:
+        """Whether a long prompt waits."""
+        return any(lane[LONG] and self._top(lane) for lane in list(self._lanes))
+
+    def has_yielding(self) -> bool:
+        """Whether a prompt waits that was of the class going last when it was last looked at."""
+        return any(lane[YIELDING] and self._top(lane) for lane in list(self._lanes))
+
     def long_head(self, now_s: float) -> Prompt | None:
         """The long prompt that would start next, or None."""
-        return self._head(now_s, LONG)
-
-    def yielding_head(self, now_s: float) -> Prompt | None:
-        """The next prompt of the class that goes last, or None."""
-        return self._head(now_s, YIELDING)
-
-    def _head(self, now_s: float, trait: int) -> Prompt | None:
         heads = [
             (self.rank(prompt, now_s), prompt)
             for lane in list(self._lanes)
-            if lane[trait] and (prompt := self._top(lane)) is not None
+            if lane[LONG] and (prompt := self._top(lane)) is not None
         ]
         return min(heads)[1] if heads else None
 

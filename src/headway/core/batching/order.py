@@ -139,12 +139,22 @@ class PrefillClock:
         self.model = model
         self._settings = settings
         self._step_tokens = step_tokens
+        self._alone_s: dict[tuple[int, int], float] = {}
+
+    def new_step(self) -> None:
+        """Ask the model anew: it has learned."""
+        self._alone_s.clear()
 
     def alone_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds to prefill `tokens` alone; above 0, a guess while nothing is learned."""
-        if not self.model.ready:
-            return max(1, tokens) * self.GUESS_S_PER_TOKEN
-        return max(1e-6, self.model.alone_s(tokens, context_tokens, self._step_tokens))
+        size = (tokens, context_tokens)
+        seconds = self._alone_s.get(size)
+        if seconds is None:
+            seconds = max(1, tokens) * self.GUESS_S_PER_TOKEN
+            if self.model.ready:
+                seconds = max(1e-6, self.model.alone_s(tokens, context_tokens, self._step_tokens))
+            self._alone_s[size] = seconds
+        return seconds
 
     def ttft_limit_s(self, prompt: Prompt) -> float:
         """max(floor, factor * prefill time alone), or the client's own limit."""

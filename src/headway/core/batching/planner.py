@@ -58,6 +58,7 @@ class StepPlanner:
         self._looks = MAX_LOOKS
         self._aged: Prompt | None = None
         self._finished = False
+        self._yielding_started = False
         self.waited = False
         """Whether a prompt was left out because a later step will give it a better chunk."""
         self._caps = caps
@@ -85,7 +86,8 @@ class StepPlanner:
             tokens=self._spent,
             limit_s=self._allowance.limit_s,
             reason=self._allowance.reason,
-            held_long=self._held_long() is not None,
+            held_long=self._occupancy.long_full and self._backlog.has_long(),
+            yielding_started=self._yielding_started,
             nothing_to_spare=self._occupancy.long_full,
         )
 
@@ -152,6 +154,7 @@ class StepPlanner:
             return
         self._spend(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
         self._backlog.discard(prompt.id)
+        self._yielding_started |= self._order.yielding(prompt, self._now_s)
         if planned < seen.tokens or not seen.exact:
             self._occupancy.enter(seen.tokens)
         else:
@@ -236,10 +239,6 @@ class StepPlanner:
         full = self._occupancy.long_full
         self._backlog.hold_long = full and self._tokens <= self._caps.long_tokens
 
-    def _held_long(self) -> Prompt | None:
-        """The long prompt that would start next if one more might be unfinished."""
-        return self._backlog.long_head(self._now_s) if self._occupancy.long_full else None
-
     def _rank(self, prompt: Prompt) -> Rank:
         """Those that have waited too long, then the class whose turn it is, then the order.
 
@@ -254,7 +253,7 @@ class StepPlanner:
 
     def rejudge_long(self) -> None:
         """Look again at the long prompt held first: its prefix may be cached by now."""
-        head = self._held_long()
+        head = self._backlog.long_head(self._now_s) if self._occupancy.long_full else None
         if head is not None:
             seen = self._probe(head.id)
             if seen.tokens != head.tokens:

@@ -71,6 +71,7 @@ class Policy:
         Admitted prompts leave the backlog; the host adds back those it could not start.
         """
         self._steps += 1
+        self.clock.new_step()
         lone = not step.decodes and len(step.prefills) + len(self.backlog) <= 1
         limit_s = self._smallest_ttft_limit_s(now_s)
         allowance = self.budget.allow(step, now_s, limit_s, lone=lone)
@@ -108,9 +109,7 @@ class Policy:
             self._credit = 0.0
             return
         served = {chunk.id for chunk in (*plan.chunks, *plan.admitted)}
-        going_last = [p for p in step.prefills if self.order.yielding(p, now_s)]
-        head = self.backlog.yielding_head(now_s)
-        if head is not None:
-            going_last.append(head)
-        if plan.tokens and going_last and not any(p.id in served for p in going_last):
+        going_last = [p.id for p in step.prefills if self.order.yielding(p, now_s)]
+        denied = bool(going_last) or self.backlog.has_yielding()
+        if plan.tokens and denied and not plan.yielding_started and served.isdisjoint(going_last):
             self._credit += self._share
