@@ -19,10 +19,6 @@ def _no_lead(monkeypatch) -> None:
     monkeypatch.setattr(loadgen, "LEAD_S", 0.03)
 
 
-SLACK_S = 0.15
-"""How late a loaded machine may run a timer in these tests."""
-
-
 def arrivals(*at_s: float, output_tokens: int = 4) -> Workload:
     schedule = tuple(Arrival(at, "short", 5, output_tokens) for at in at_s)
     return Workload(schedule, max(at_s, default=0.0) + 0.05)
@@ -42,17 +38,24 @@ def test_every_token_has_the_time_it_arrived() -> None:
     ((sample,),) = run(arrivals(0.0), engine)
     assert sample.error is None
     assert len(sample.token_times_s) == 4
-    assert 0.1 <= sample.token_times_s[0] - sample.sent_s < 0.1 + SLACK_S
-    for before, after in pairwise(sample.token_times_s):
-        assert 0.02 < after - before < 0.03 + SLACK_S
+    assert sample.token_times_s[0] - sample.sent_s >= 0.1
+    assert sample.token_times_s[-1] - sample.sent_s >= 0.1 + 3 * 0.03
+    assert all(before <= after for before, after in pairwise(sample.token_times_s))
+
+
+async def _only_when_four_are_here(engine, body, writer) -> None:
+    while len(engine.bodies) < 4:  # noqa: ASYNC110 -- polling is enough for a stub
+        await asyncio.sleep(0.01)
+    await engine.stream(body, writer)
 
 
 def test_requests_are_sent_on_schedule_whatever_the_engine_does() -> None:
-    engine = stub.StubEngine(first_s=0.4)
+    """An engine that answers nobody before all have come still gets all."""
+    engine = stub.StubEngine(handler=_only_when_four_are_here)
     (samples,) = run(arrivals(0.0, 0.05, 0.1, 0.1), engine)
     assert [sample.intended_s for sample in samples] == [0.0, 0.05, 0.1, 0.1]
     for sample in samples:
-        assert 0 <= sample.sent_s - sample.intended_s < SLACK_S
+        assert sample.sent_s >= sample.intended_s
         assert sample.error is None
 
 
@@ -95,17 +98,17 @@ async def _never(engine, body, writer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handler", "message", "tokens"),
+    ("handler", "message", "tokens", "patience_s"),
     [
-        (_refuse, "status 503", 0),
-        (_hang_up, "closed after 1 tokens", 1),
-        (_stop_early, "ended after 2 of 4", 2),
-        (_never, "no end within", 0),
+        (_refuse, "status 503", 0, 20.0),
+        (_hang_up, "closed after 1 tokens", 1, 20.0),
+        (_stop_early, "ended after 2 of 4", 2, 20.0),
+        (_never, "no end within", 0, 0.3),
     ],
 )
-def test_failures_are_counted_not_raised(handler, message, tokens) -> None:
+def test_failures_are_counted_not_raised(handler, message, tokens, patience_s) -> None:
     engine = stub.StubEngine(handler=handler)
-    ((sample,),) = run(arrivals(0.0), engine, patience=Patience(request_s=0.3))
+    ((sample,),) = run(arrivals(0.0), engine, patience=Patience(request_s=patience_s))
     assert message in sample.error
     assert len(sample.token_times_s) == tokens
 
@@ -116,9 +119,16 @@ def test_an_engine_that_is_not_there_fails_every_request() -> None:
     assert all("cannot connect" in sample.error for sample in samples)
 
 
+async def _only_the_first(engine, body, writer) -> None:
+    if len(engine.bodies) > 1:
+        await _never(engine, body, writer)
+    await engine.stream(body, writer)
+
+
 def test_hopeless_requests_are_disconnected_after_the_schedule_only() -> None:
-    engine = stub.StubEngine(first_s=0.3)
-    workload = Workload((Arrival(0.0, "short", 5, 4), Arrival(0.5, "short", 5, 4)), 0.6)
+    """The first is past its limit too when its answer comes, but the schedule still runs."""
+    engine = stub.StubEngine(first_s=0.3, handler=_only_the_first)
+    workload = Workload((Arrival(0.0, "short", 5, 4), Arrival(2.0, "short", 5, 4)), 2.1)
     patience = Patience(hopeless_s=lambda arrival: 0.15)
     (samples,) = run(workload, engine, patience=patience)
     assert [sample.error for sample in samples] == [None, CUT_OFF]
@@ -128,7 +138,7 @@ def test_hopeless_requests_are_disconnected_after_the_schedule_only() -> None:
 def test_a_closed_loop_keeps_its_number_running_to_the_end() -> None:
     engine = stub.StubEngine(first_s=0.01, gap_s=0.01)
     running = ClosedLoop(3, "running", 4, 10, stagger_s=0.0)
-    workload = Workload((Arrival(0.5, "short", 5, 4),), 0.6, running)
+    workload = Workload((Arrival(1.5, "short", 5, 4),), 1.6, running)
     (samples,) = run(workload, engine)
     decodes = [sample for sample in samples if sample.length_class == "running"]
     cut = [sample for sample in decodes if sample.error == CUT_OFF]

@@ -147,7 +147,7 @@ class StepPlanner:
             return
         planned = self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
         whole = planned == seen.tokens and seen.exact
-        if not whole and not self._occupancy.admits_partial(seen.tokens):
+        if not planned or not (whole or self._occupancy.admits_partial(seen.tokens)):
             self._looks -= 1
             if seen.tokens != prompt.tokens:
                 self._backlog.add(_judged(prompt, seen), self._now_s)
