@@ -70,6 +70,11 @@ class StepTimeModel:
         return self._prefill_samples >= READY_SAMPLES
 
     @property
+    def settled(self) -> bool:
+        """Enough steps were seen to rely on predictions of any shape."""
+        return self.samples >= SETTLED_SAMPLES
+
+    @property
     def coefficients(self) -> tuple[float, ...]:
         """c0..c5, seconds per unit."""
         return tuple(self._coefficients)
@@ -112,7 +117,7 @@ class StepTimeModel:
         """
         if math.isinf(seconds):
             return at_most
-        if self.samples < SETTLED_SAMPLES:
+        if not self.settled:
             at_most = min(at_most, 2 * self._largest_tokens)
         _, per_token, per_pair, per_context, _, _ = self._coefficients
         room = seconds / self.drift - per_context * context_tokens

@@ -26,6 +26,9 @@ FLOOR_TOKENS: Final = 8
 """Prefill keeps moving by this many tokens a step when decodes leave it no time."""
 COLD_TOKENS: Final = 128
 """Step budget while the step time is unknown."""
+UNSETTLED_FLOOR_TOKENS: Final = 64
+"""The floor while little is known: a first fit that is too high must not starve prefill,
+which would also keep the model from learning better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class DeadlineBudget:
             seconds=max(0.0, limit_s - base_s),
             stretch_s=max(0.0, stretched_s - base_s),
             later_s=later_s,
-            floor_tokens=FLOOR_TOKENS,
+            floor_tokens=FLOOR_TOKENS if self._model.settled else UNSETTLED_FLOOR_TOKENS,
             base_s=base_s,
             limit_s=limit_s,
             reason=reason,
