@@ -8,7 +8,7 @@ from headway.core.batching.settings import BatchingSettings
 from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Step
 
-RESPONSIVE_SHARE: Final = 0.42
+RESPONSIVE_SHARE: Final = 0.35
 LONE_RESPONSIVE_SHARE: Final = 0.75
 """No step lasts longer than this share of the smallest TTFT limit in use: whoever
 arrives waits for the running step to end. A prompt that has the engine to itself
