@@ -41,8 +41,7 @@ class Conductor:
     def __init__(self, scheduler: Any, settings: BatchingSettings) -> None:
         self._vllm = scheduler
         self._step_tokens: int = scheduler.max_num_scheduled_tokens
-        self._chunked: bool = scheduler.scheduler_config.enable_chunked_prefill
-        if not self._chunked and settings.budget == "deadline":
+        if not scheduler.scheduler_config.enable_chunked_prefill and settings.budget == "deadline":
             raise SettingError(
                 "headway.budget",
                 "deadline needs chunked prefill, which this engine has off; "
