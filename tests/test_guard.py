@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ LAUNCH = """
 import sys
 from headway.engine import launch
 from headway.engine.command import EngineCommand
-argv = sys.argv[1:]
-engine = EngineCommand(argv=tuple(argv), env=dict(__import__("os").environ), url=None,
+url, *argv = sys.argv[1:]
+engine = EngineCommand(argv=tuple(argv), env=dict(__import__("os").environ), url=url or None,
                        served_name="x", settings=None, drain_s=1.0)
 launch._FORCE_GRACE_S = 1.0
-sys.exit(launch.run(engine, lambda: None, lambda line: print(line, flush=True)))
+launch._HEALTH_EVERY_S = 0.0
+ready = lambda: print("ready", flush=True)
+sys.exit(launch.run(engine, ready, lambda line: print(line, flush=True)))
 """
 
 # A server with an engine core, which has a worker, each in a session of its own as the worst case;
@@ -38,23 +41,66 @@ time.sleep(600)
 """
 STAYS = "pass"
 
+# As above with two workers. As in vLLM, whoever misses the first process below it ends: the other
+# worker is left to others. The server answers 503 once the first worker has ended; where {hangs},
+# nobody else notices.
+WORKERS = """
+import os, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from headway.engine import processes
+role, home = sys.argv[1], sys.argv[2]
+command = [sys.executable, *sys.orig_argv[1:-2]]
+started = [subprocess.Popen([*command, below, home], start_new_session=True)
+           for below in {{"server": ["core"], "core": ["worker", "worker2"]}}.get(role, [])]
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self):
+        healthy = processes.parent_of(int(open(f"{{home}}/worker").read())) is not None
+        self.send_response(200 if healthy else 503)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+if role == "server":
+    while not all(os.path.exists(f"{{home}}/{{name}}") for name in ("worker", "worker2")):
+        time.sleep(0.02)
+    server = HTTPServer(("127.0.0.1", {port}), Health)
+    Thread(target=server.serve_forever, daemon=True).start()
+with open(f"{{home}}/{{role}}.new", "w") as out:
+    out.write(str(os.getpid()))
+os.rename(f"{{home}}/{{role}}.new", f"{{home}}/{{role}}")
+if started and not {hangs}:
+    started[0].wait()
+    os._exit(1)
+time.sleep(600)
+"""
+
+ROLES = {
+    SERVER: ("server", "core", "worker"),
+    WORKERS: ("server", "core", "worker", "worker2"),
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
 
 class Tree:
-    """A launcher with its guard, and a server, a core and a worker below."""
+    """A launcher with its guard, and a server, a core and workers below."""
 
-    def __init__(self, home, ends=STAYS):
+    def __init__(self, home, script, url="", roles=("server", "core", "worker")):
         self.home = home
-        script = SERVER.format(ends=ends)
         stand_in = [sys.executable, "-c", script, "server", str(home)]
         self.launcher = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, *stand_in],
+            [sys.executable, "-c", LAUNCH, url, *stand_in],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "TMPDIR": str(home)},
         )
         self.pids = {"launcher": self.launcher.pid}
-        for role in ("server", "core", "worker"):
+        for role in roles:
             self.pids[role] = self._pid(role)
         self.pids["guard"] = processes.parent_of(self.pids["server"])
 
@@ -66,6 +112,13 @@ class Tree:
                 return int(path.read_text())
             time.sleep(0.02)
         pytest.fail(f"{role} never started")
+
+    def until_ready(self):
+        """Wait until the launcher says that the server answers."""
+        for line in self.launcher.stdout:
+            if line == "ready\n":
+                return
+        pytest.fail("never ready")
 
     def end(self):
         """Wait for the launcher: its status and what it said."""
@@ -89,8 +142,8 @@ def lives(pid):
 def tree(tmp_path):
     made = []
 
-    def make(ends=STAYS):
-        made.append(Tree(tmp_path, ends))
+    def make(ends=STAYS, script=SERVER, url="", **more):
+        made.append(Tree(tmp_path, script.format(ends=ends, **more), url, ROLES[script]))
         return made[-1]
 
     yield make
@@ -111,6 +164,22 @@ def test_killing_any_process_above_the_core_ends_all(tree, victim, tmp_path):
     else:
         assert status > 0
         assert "ended before it was ready" in said
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_killing_a_worker_ends_all_with_the_other_workers(tree, hangs, tmp_path):
+    """The core and the server end one after the other, or live on and the server answers 503."""
+    port = free_port()
+    running = tree(script=WORKERS, port=port, hangs=hangs, url=f"http://127.0.0.1:{port}")
+    running.until_ready()
+    os.kill(running.pids["worker"], signal.SIGKILL)
+    status, said = running.end()
+    assert running.left() == set()
+    assert status > 0
+    assert "the engine ended by itself" in said
+    if hangs:
+        assert "the engine core has died" in said
+    assert not list(tmp_path.glob("headway-engine-*"))
 
 
 def test_killing_the_launcher_and_the_guard_at_once_ends_the_server(tree):

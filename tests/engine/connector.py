@@ -13,8 +13,11 @@ NAME = "HeadwayTestConnector"
 
 
 class LateKV(KVConnectorBase_V1):
-    """Loads asynchronously: all of a prompt marked `do_remote_prefill`, `stored` tokens of one
-    with that parameter, nothing of others."""
+    """Loads all of a prompt marked `do_remote_prefill`, `stored` tokens of one with that
+    parameter, nothing of others; asynchronously, or within the step where it says `at_once`.
+
+    It doesn't know yet what it has of a prompt marked `undecided`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -23,15 +26,18 @@ class LateKV(KVConnectorBase_V1):
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         parameters = request.kv_transfer_params or {}
         known = 0
+        if parameters.get("undecided"):
+            return None, False
         if parameters.get("do_remote_prefill"):
             known = request.num_prompt_tokens - 1
         elif "stored" in parameters:
             known = min(parameters["stored"], request.num_prompt_tokens - 1)
         new = max(0, known - num_computed_tokens)
-        return new, new > 0
+        return new, new > 0 and not parameters.get("at_once")
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens):
-        if num_external_tokens:
+        parameters = request.kv_transfer_params or {}
+        if num_external_tokens and not parameters.get("at_once"):
             self.loading.append(request.request_id)
             request.kv_transfer_params = {}
 

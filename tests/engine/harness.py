@@ -190,6 +190,7 @@ class Driver:
     """Runs a scheduler step by step; `depth` steps are in flight at once.
 
     kv_arrivals: requests whose KV the next delivered step reports as received.
+    kv_losses: blocks that it reports as not loaded.
     """
 
     def __init__(self, scheduler: Any, depth: int = 1, clock: Clock | None = None) -> None:
@@ -197,6 +198,7 @@ class Driver:
         self.depth = depth
         self.clock = clock
         self.kv_arrivals: set[str] = set()
+        self.kv_losses: set[int] = set()
         self.reasons: dict[str, str] = {}
         self.steps = 0
         self.first_token_step: dict[str, int] = {}
@@ -233,6 +235,7 @@ class Driver:
         if self.clock is not None:
             self.clock.now_s += step_s(output)
         received, self.kv_arrivals = self.kv_arrivals, set()
+        lost, self.kv_losses = self.kv_losses, set()
         ids = list(output.num_scheduled_tokens)
         sampled = [self._sample(output, request_id) for request_id in ids]
         results = self.scheduler.update_from_output(
@@ -245,7 +248,9 @@ class Driver:
                 prompt_logprobs_dict={},
                 pooler_output=[],
                 kv_connector_output=(
-                    KVConnectorOutput(finished_recving=received) if received else None
+                    KVConnectorOutput(finished_recving=received, invalid_block_ids=lost)
+                    if received or lost
+                    else None
                 ),
             ),
         )

@@ -5,6 +5,7 @@ from vllm.v1.request import RequestStatus
 
 from headway.core.batching.policy import REJUDGE_STEPS
 
+from .conftest import teach
 from .connector import transfer
 from .harness import BLOCK, make_request
 
@@ -122,3 +123,20 @@ def test_an_abort_while_kv_is_on_its_way_leaves_nothing(connected, policy):
     driver.run(most=200)
     assert pool.get_num_free_blocks() == before
     assert len(driver.scheduler.headway.tracks) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_token_is_set_aside_for_a_prompt_while_the_connector_is_undecided(connected, policy):
+    """The step goes to others; once the connector knows, the prompt starts."""
+    driver = connected(policy)
+    if policy == "slo":
+        teach(driver.scheduler)
+    driver.add(make_request(3_000, 1, name="long", arrival_time=driver.clock.time()))
+    driver.step()
+    asked = remote(390, "asked", undecided=True)
+    driver.add(asked)
+    for _ in range(4):
+        assert driver.step().num_scheduled_tokens.get("long", 0) > 200
+    asked.kv_transfer_params = {}
+    driver.run(most=60)
+    assert {"asked", "long"} <= set(driver.finished_step)

@@ -31,6 +31,8 @@ class World:
     connected: bool
     live: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
+    fetched: set[str] = field(default_factory=set)
+    """Running requests that started with KV from elsewhere."""
     idle_steps: int = 0
 
     def arrive(self, pool_blocks):
@@ -79,6 +81,8 @@ class World:
         output = driver.step()
         self.live -= driver.finished_step.keys()
         self._check_progress(output, fetched)
+        running = {r.request_id for r in scheduler.running}
+        self.fetched = (self.fetched | fetched) & running
         self._check_caps()
         self._check_books()
 
@@ -91,9 +95,8 @@ class World:
 
     def _check_caps(self):
         """Those whose KV was fetched start whatever the caps; all others keep them."""
-        if self.connected:
-            return
-        left = [tokens_left(r) for r in mid_prefill(self.driver.scheduler)]
+        prefills = mid_prefill(self.driver.scheduler)
+        left = [tokens_left(r) for r in prefills if r.request_id not in self.fetched]
         assert len(left) <= self.partial
         assert sum(tokens > LONG for tokens in left) <= self.long
 

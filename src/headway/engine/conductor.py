@@ -7,12 +7,14 @@ it reads, and puts it back afterwards:
 - `max_num_scheduled_tokens` is the plan's tokens beside those of the decodes.
 - A prompt mid-prefill that gets less than vLLM would give it has the rest
   *withheld*: vLLM takes `num_output_placeholders` into account when it counts a
-  request's new tokens, and for a prompt mid-prefill that number is 0 otherwise.
+  request's new tokens, and for a prompt mid-prefill that number is 0 otherwise
+  (but for one whose KV was lost while its output is in flight).
   It is negative only between the start of `schedule()` and the moment the batch
   is written down. A paused prompt has all its tokens withheld; it stays in
   `running`, counted against the limits and visible as a preemption victim.
 """
 
+import math
 import time
 from typing import Any, Final
 
@@ -33,6 +35,7 @@ from headway.engine.tracks import Tracks
 
 WARM_PERIOD_S: Final = 1.0
 """How often the cached prefix of the long prompt held first is kept from eviction."""
+_STARTABLE: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class Conductor:
@@ -60,9 +63,15 @@ class Conductor:
             self.queue.add_request(request)
         scheduler.waiting = self.queue
         self._scheduled_s = time.monotonic()
-        self._withheld: list[Request] = []
+        self._withheld: list[tuple[Request, int]] = []
         self._prefills: list[Request] = []
         self._admitting: dict[str, Chunk] = {}
+        self._continuing: dict[str, int] = {}
+        self._not_taken: list[Request] = []
+        self._stalled = False
+        speculation = scheduler.vllm_config.speculative_config
+        self._draft_slots = speculation.max_num_new_slots_for_drafting if speculation else 0
+        self._further_starts = 0
         self._nothing_to_spare = False
         self._running_before = 0
         self._next_warm_s = 0.0
@@ -120,15 +129,17 @@ class Conductor:
         if vllm.num_spec_tokens:
             decode_tokens += sum([len(r.spec_token_ids) for r in decodes])
         self.clock.decodes(decode_tokens, context_tokens)
-        if not prefills and not self.queue:
+        if self._stalled or not (prefills or self.queue):
             if self.kv.free_blocks < decode_tokens:
                 self._line_up_victims()
-            self._admitting = {}
+            self._admitting, self._continuing = {}, {}
             self.queue.begin(())
             return
         self._judge.new_step()
         step = self._step(prefills, decodes, decode_tokens, context_tokens, now_s)
         plan = self.policy.plan(step, now_s, self._probe)
+        if self._draft_slots:
+            self._further_starts = (step.tokens - plan.tokens) // self._draft_slots
         self._express(plan, prefills, decode_tokens)
         self.report.planned(plan, prefills=len(prefills) + len(plan.admitted))
         if plan.held_long and now_s >= self._next_warm_s:
@@ -143,11 +154,13 @@ class Conductor:
         now_s: float,
     ) -> Step:
         vllm = self._vllm
-        arriving = len(vllm.finished_recving_kv_req_ids)
+        starting = self._starting_tokens()
         seats = vllm.max_num_active_reqs - len(vllm.running) - vllm.num_waiting_for_streaming_input
         if vllm._pause_state.name != "UNPAUSED" or not self.queue:
             seats = 0
-        tokens = max(0, self._step_tokens - decode_tokens - arriving)
+        tokens = max(0, self._step_tokens - decode_tokens - starting)
+        if self._draft_slots:
+            tokens = min(tokens, self._input_room(decode_tokens + starting, seats))
         free_blocks = self.kv.free_blocks
         if decodes:
             tokens = self._room_tokens(tokens, prefills, decodes, free_blocks)
@@ -167,6 +180,28 @@ class Conductor:
             idle=not vllm.running and not vllm.kv_holding_waiting,
             chunk_tokens=self._chunk_tokens(),
         )
+
+    def _starting_tokens(self) -> int:
+        """Tokens for requests that hold KV and wait: vLLM starts them by itself, before others.
+
+        Their KV has just been received, or they are sessions with new input. They get what a
+        start takes; what is left of them is planned from then on.
+        """
+        vllm = self._vllm
+        ready = len(vllm.finished_recving_kv_req_ids)
+        ready += sum([r.status in _STARTABLE for r in vllm.kv_holding_waiting])
+        return ready * self._judge.least_tokens
+
+    def _input_room(self, taken_tokens: int, seats: int) -> int:
+        """Prefill tokens that fit the model's input beside the slots in which it is drafted.
+
+        Each request takes some; there are slots for all that run and for one that starts.
+        """
+        vllm = self._vllm
+        requests = len(vllm.running) + len(vllm.kv_holding_waiting) + (seats > 0)
+        slots = self._draft_slots * requests
+        batched_tokens: int = vllm.scheduler_config.max_num_batched_tokens
+        return max(0, batched_tokens - taken_tokens - slots)
 
     def _chunk_tokens(self) -> int:
         """The most tokens vLLM gives one prompt in a step (--long-prefill-token-threshold)."""
@@ -198,12 +233,13 @@ class Conductor:
             self._vllm.running.sort(key=_worth, reverse=True)
 
     def _prompt(self, request: Request, now_s: float) -> Prompt:
-        track = self.tracks.of(request, request.num_tokens, now_s)
         done = request.num_computed_tokens
+        left = max(1, request.num_tokens - done)
+        track = self.tracks.of(request, left, now_s)
         return Prompt(
             request.request_id,
             track.arrival_s,
-            max(1, request.num_tokens - done),
+            left,
             done,
             track.total_tokens,
             request.priority,
@@ -216,16 +252,18 @@ class Conductor:
         return self._judge.probe(self.queue.get(request_id))
 
     def _express(self, plan: StepPlan, prefills: list[Request], decode_tokens: int) -> None:
-        chunks = {chunk.id: chunk.tokens for chunk in plan.chunks}
+        self._continuing = chunks = {chunk.id: chunk.tokens for chunk in plan.chunks}
         for request in prefills:
             left = request.num_tokens - request.num_computed_tokens
             withheld = left - chunks.get(request.request_id, 0)
-            if withheld > 0:
+            if withheld > 0 or request.num_output_placeholders:
+                self._withheld.append((request, request.num_output_placeholders))
                 request.num_output_placeholders = -withheld
-                self._withheld.append(request)
         if self.policy.budget.uses_deadlines:
-            arriving = len(self._vllm.finished_recving_kv_req_ids)
-            tokens = decode_tokens + arriving + plan.tokens
+            tokens = decode_tokens + self._starting_tokens() + plan.tokens
+            # A padded start is taken whole or not at all.
+            least = self._judge.least_tokens
+            tokens += sum([c.left for c in plan.admitted if c.tokens + c.left <= least])
             self._vllm.max_num_scheduled_tokens = min(self._step_tokens, tokens)
         self.queue.begin([chunk.id for chunk in plan.admitted])
         self._admitting = {chunk.id: chunk for chunk in plan.admitted}
@@ -244,11 +282,14 @@ class Conductor:
         if self._judge.grown(request, chunk):
             return False
         started = self._vllm.running[self._running_before :]
-        return all(
-            r.num_tokens - r.num_computed_tokens <= self._admitting[r.request_id].tokens
-            for r in started
-            if r.request_id in self._admitting
-        )
+        if self._draft_slots and len(started) > self._further_starts:
+            return False
+        return all(r.num_tokens - r.num_computed_tokens <= self._expected(r) for r in started)
+
+    def _expected(self, started: Request) -> int:
+        """Tokens that a request started in this step was to take."""
+        chunk = self._admitting.get(started.request_id)
+        return chunk.tokens if chunk is not None else self._judge.least_tokens
 
     def _keep_warm(self, now_s: float) -> None:
         head = self.policy.backlog.long_head(now_s)
@@ -258,15 +299,17 @@ class Conductor:
 
     def return_withheld(self) -> None:
         """Give requests back what was withheld; vLLM has settled their chunks."""
-        for request in self._withheld:
-            request.num_output_placeholders = 0
+        for request, placeholders in self._withheld:
+            if request.status == RequestStatus.RUNNING:
+                request.num_output_placeholders = placeholders
         self._withheld.clear()
 
     def end_step(self) -> None:
         """Put everything back, also when `schedule()` failed."""
         self.return_withheld()
         self._vllm.max_num_scheduled_tokens = self._step_tokens
-        for request in self.queue.end():
+        self._not_taken = self.queue.end()
+        for request in self._not_taken:
             self._waits(request)
 
     def scheduled(self, output: Any) -> None:
@@ -278,6 +321,7 @@ class Conductor:
             if chunk is not None and track is not None and not request.num_output_tokens:
                 track.total_tokens = chunk.tokens + chunk.left
         counts = output.num_scheduled_tokens
+        self._note_full_encoder(counts)
         prefills = [
             (r, counts[r.request_id])
             for r in (*self._prefills, *admitted)
@@ -285,18 +329,45 @@ class Conductor:
         ]
         self.clock.started(output, prefills, self._scheduled_s)
 
+    def _note_full_encoder(self, counts: dict[str, int]) -> None:
+        """Prompts that got nothing of what was planned for them must not get it all again.
+
+        vLLM's encoder, or the encoder's cache, has no room for their next image, and room may come
+        only from those that the plan left out. A waiting prompt lets others go first in the next
+        step; where one mid-prefill got nothing, vLLM shares out the next step itself.
+        """
+        first = self._not_taken[0] if self._not_taken else None
+        seen = first is not None and first.has_encoder_inputs
+        self._judge.refused = first.request_id if first is not None and seen else None
+        self._stalled = any(
+            r.has_encoder_inputs
+            and r.request_id in self._continuing
+            and r.request_id not in counts
+            and not r.is_finished()
+            for r in self._prefills
+        )
+
     def finished(self, output: Any) -> None:
         """A step's results are here: measure it."""
         step = self.clock.finished(output, time.monotonic())
         if step is not None:
             self.report.measured(step)
 
+    def kv_lost(self) -> None:
+        """KV that a running request stood on could not be loaded: it is mid-prefill again.
+
+        vLLM sees that only once it has scheduled the request.
+        """
+        for request in self._vllm.running:
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                request.is_prefill_chunk = True
+
     def tokens_delivered(self) -> None:
         """Note first tokens of the step just measured."""
         now_s = time.monotonic()
         for request in self.clock.take_completed_prefills():
             track = self.tracks.get(request.request_id)
-            if track is not None and track.first_token_s is None and request.num_output_tokens:
+            if track is not None and track.first_token_s == math.inf and request.num_output_tokens:
                 track.first_token_s = now_s
         self.report.tick(now_s, self.queue, self._vllm)
 

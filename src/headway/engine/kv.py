@@ -89,7 +89,11 @@ class Judge:
         self._scheduler = scheduler
         self._kv = kv
         self._exact = not getattr(scheduler, "need_mamba_block_aligned_split", False)
+        self.least_tokens = 1 + int(scheduler.num_spec_tokens)
+        """What a start may take: vLLM pads one token to a decode with all of its drafts."""
         self._loras: set[int] | None = None
+        self.refused: str | None = None
+        """The prompt that vLLM's encoder had no room for in the last step; others go before it."""
 
     def new_step(self) -> None:
         """Forget what was assumed about the previous step."""
@@ -118,9 +122,12 @@ class Judge:
             return Probe(tokens, done, 0, exact=False)
         hit = self._kv.prefix_hit(request)
         external, loads = self._external(request, hit.tokens)
+        if external is None:
+            return Probe(1, blocked="kv lookup", needs_room=False)
         cached = hit.tokens + external
+        tokens = request.num_tokens - cached
         return Probe(
-            max(1, request.num_tokens - cached),
+            tokens if tokens > 1 else self.least_tokens,
             cached,
             self._kv.blocks_to_hold(request, hit),
             loads=loads,
@@ -133,16 +140,19 @@ class Judge:
         if tokens <= chunk.tokens:
             return False
         external, loads = self._external(request, cached)
-        return not loads and tokens - external > chunk.tokens
+        return not loads and tokens - (external or 0) > chunk.tokens
 
-    def _external(self, request: Request, local_tokens: int) -> tuple[int, bool]:
-        """Tokens a KV connector has beyond the local ones, and whether it loads them first."""
+    def _external(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
+        """Tokens a KV connector has beyond the local ones, and whether it loads them first.
+
+        None while it doesn't know.
+        """
         connector = self._scheduler.connector
         if connector is None:
             return 0, False
         aligned = local_tokens - local_tokens % self._kv.block_tokens
         tokens, loads = connector.get_num_new_matched_tokens(request, aligned)
-        return int(tokens or 0), bool(tokens and loads)
+        return (None if tokens is None else int(tokens)), bool(tokens and loads)
 
     def _blocked(self, request: Request) -> str | None:
         status = request.status.name
@@ -154,6 +164,8 @@ class Judge:
         stale = getattr(request, "num_stale_output_tokens", 0)
         if stale and not getattr(request, "drop_stale_output", False):
             return "output in flight"
+        if request.request_id == self.refused:
+            return "encoder"
         return self._lora_blocked(request)
 
     def _lora_blocked(self, request: Request) -> str | None:

@@ -54,12 +54,19 @@ def steered(base: type) -> type:
             self.headway.return_withheld()
             return super()._make_cached_request_data(*args, **kwargs)
 
-        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        def update_from_output(
+            self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             self.headway.finished(scheduler_output)
             if self._refused:
                 self.grammar_compile_error_reqs.update(self._refused & self.requests.keys())
                 self._refused.clear()
-            outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+            outputs = super().update_from_output(
+                scheduler_output, model_runner_output, *args, **kwargs
+            )
+            received = model_runner_output.kv_connector_output
+            if received is not None and received.invalid_block_ids:
+                self.headway.kv_lost()
             self.headway.tokens_delivered()
             return outputs
 

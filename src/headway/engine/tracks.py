@@ -17,7 +17,7 @@ TPOT_ARGUMENT: Final = "headway_tpot_slo_s"
 
 @dataclass(slots=True)
 class Track:
-    """arrival_s and first_token_s are monotonic; pace_s is seconds a token.
+    """arrival_s and first_token_s (inf until it came) are monotonic; pace_s is seconds a token.
 
     total_tokens: uncached tokens of the whole prompt, as judged on arrival and again at its start.
     """
@@ -26,7 +26,9 @@ class Track:
     total_tokens: int
     ttft_slo_s: float | None
     pace_s: float
-    first_token_s: float | None = None
+    first_token_s: float = math.inf
+    stamp: float = 0.0
+    """The request's own arrival time; a session's changes with each piece of input."""
 
 
 class Tracks:
@@ -44,9 +46,12 @@ class Tracks:
         return self._tracks.get(request_id)
 
     def of(self, request: Request, tokens: int, now_s: float) -> Track:
-        """The request's track; a new one if it is seen first with `tokens` to compute."""
+        """The request's track; a new one if it, or new input of it, is first seen.
+
+        tokens: what it has to compute then.
+        """
         track = self._tracks.get(request.request_id)
-        if track is None:
+        if track is None or track.stamp != request.arrival_time:
             age_s = time.time() - request.arrival_time
             if not 0 <= age_s <= OLDEST_S:
                 age_s = 0.0
@@ -56,6 +61,7 @@ class Tracks:
                 tokens,
                 _limit(parameters, TTFT_ARGUMENT),
                 self._policy.pace_s(_limit(parameters, TPOT_ARGUMENT)),
+                stamp=request.arrival_time,
             )
             self._tracks[request.request_id] = track
         return track
@@ -65,15 +71,14 @@ class Tracks:
         self._tracks.pop(request_id, None)
 
     def deadlines_s(self, decodes: list[Request]) -> list[float]:
-        """When each running decode's next token is due; those without a first token have none."""
-        tracks = self._tracks
-        deadlines = []
-        for request in decodes:
-            track = tracks.get(request.request_id)
-            if track is not None and track.first_token_s is not None:
-                ahead = request.num_output_tokens + request.num_output_placeholders
-                deadlines.append(track.first_token_s + ahead * track.pace_s)
-        return deadlines
+        """When each running decode's next token is due; inf for those without a first token."""
+        get = self._tracks.get
+        return [
+            track.first_token_s
+            + (request.num_computed_tokens - request.num_prompt_tokens + 1) * track.pace_s
+            for request in decodes
+            if (track := get(request.request_id)) is not None
+        ]
 
 
 def _limit(parameters: dict[str, Any], name: str) -> float | None:

@@ -2,6 +2,7 @@
 
 import heapq
 from contextlib import closing
+from itertools import islice
 
 import pytest
 from hypothesis import settings
@@ -99,7 +100,7 @@ class AgainstAList(RuleBasedStateMachine):
     def draw_some(self, most):
         """The first few in order; an abandoned draw leaves everything in place."""
         drawn = self.backlog.draw(self.now_s, self.rank)
-        taken = [p for _, p in zip(range(most), drawn, strict=False)]
+        taken = [p for _, p in islice(drawn, most)]
         drawn.close()
         assert taken == self.expected()[:most]
 
@@ -109,8 +110,8 @@ class AgainstAList(RuleBasedStateMachine):
         expected = self.expected()
         drawn = self.backlog.draw(self.now_s, self.rank)
         for wanted in expected:
-            prompt = next(drawn)
-            assert prompt == wanted
+            rank, prompt = next(drawn)
+            assert (rank, prompt) == (self.rank(wanted), wanted)
             deed = data.draw(st.sampled_from(("keep", "keep", "discard", "park", "judge")))
             if deed == "discard":
                 del self.here[prompt.id]
@@ -129,7 +130,7 @@ class AgainstAList(RuleBasedStateMachine):
     @rule()
     def draw_while_long_ones_are_held(self):
         self.backlog.hold_long = True
-        drawn = [p.id for p in self.backlog.draw(self.now_s, self.rank)]
+        drawn = [p.id for _, p in self.backlog.draw(self.now_s, self.rank)]
         self.backlog.hold_long = False
         assert drawn == [p.id for p in self.expected() if p.tokens <= LONG]
 
@@ -171,7 +172,7 @@ def draw_one(backlog, now_s):
     """Draw the first prompt and take it out."""
     drawn = backlog.draw(now_s, lambda prompt: backlog.rank(prompt, now_s))
     with closing(drawn):
-        backlog.discard(next(drawn).id)
+        backlog.discard(next(drawn)[1].id)
 
 
 @pytest.mark.parametrize("name", ORDERS)

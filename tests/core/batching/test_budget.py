@@ -28,13 +28,13 @@ def step(deadlines=(), tokens=100_000):
     )
 
 
-def limit_s(*deadlines, ttft_limit_s=1_000.0, lone=False):
-    return BUDGET.allow(step(deadlines), NOW_S, ttft_limit_s, lone=lone).limit_s
+def limit_s(*deadlines, ttft_limit_s=1_000.0, gap_s=0.0):
+    return BUDGET.allow(step(deadlines), NOW_S, ttft_limit_s, gap_s).limit_s
 
 
 @given(st.integers(0, 10_000), st.floats(0.1, 10))
 def test_a_fixed_budget_is_the_engines_own(tokens, ttft_limit_s):
-    allowed = FixedBudget().allow(step(tokens=tokens), NOW_S, ttft_limit_s, lone=False)
+    allowed = FixedBudget().allow(step(tokens=tokens), NOW_S, ttft_limit_s, 0.0)
     assert (allowed.tokens, allowed.limit_s) == (tokens, None)
 
 
@@ -59,11 +59,19 @@ def test_whoever_arrives_waits_for_a_short_step(ahead, ttft_limit_s):
     assert limit_s(*ahead, ttft_limit_s=ttft_limit_s) <= rules.RESPONSIVE_SHARE * ttft_limit_s
 
 
-@given(st.floats(0.05, 30))
-def test_a_prompt_that_has_the_engine_to_itself_may_take_longer_steps(ttft_limit_s):
-    """Still only a share of the limit of whoever comes next."""
-    alone_s = limit_s(ttft_limit_s=ttft_limit_s, lone=True)
-    assert limit_s(ttft_limit_s=ttft_limit_s) <= alone_s < ttft_limit_s
+@given(st.floats(0.05, 30), st.floats(0, 1_000))
+def test_where_few_arrive_steps_may_be_longer(ttft_limit_s, gap_s):
+    """Still shorter than the limit of whoever comes next, and rarely is there one."""
+    longest_s = limit_s(ttft_limit_s=ttft_limit_s, gap_s=gap_s)
+    busy_s = limit_s(ttft_limit_s=ttft_limit_s)
+    assert busy_s <= longest_s < ttft_limit_s
+    assert longest_s <= max(busy_s, rules.GAP_SHARE * gap_s)
+
+
+@given(st.floats(0.05, 30), st.floats(0, 1_000))
+def test_running_decodes_keep_steps_short_however_few_arrive(ttft_limit_s, gap_s):
+    busy_s = limit_s(50.0, ttft_limit_s=ttft_limit_s)
+    assert limit_s(50.0, ttft_limit_s=ttft_limit_s, gap_s=gap_s) == busy_s
 
 
 @given(st.floats(0.05, 0.4), st.floats(5, 1_000))
@@ -75,14 +83,14 @@ def test_a_decode_that_is_lost_no_longer_counts(ahead, behind):
 @given(st.floats(0.01, 0.05))
 def test_a_decode_that_can_catch_up_still_counts(behind):
     """Prefill gets no more than the floor until it has."""
-    allowed = BUDGET.allow(step((-behind, 1.0, 1.0, 1.0)), NOW_S, 1_000.0, lone=False)
+    allowed = BUDGET.allow(step((-behind, 1.0, 1.0, 1.0)), NOW_S, 1_000.0, 0.0)
     assert allowed.seconds == 0.0
     assert allowed.floor_tokens == rules.FLOOR_TOKENS
 
 
 @given(st.lists(st.floats(-5, 5), max_size=8), st.floats(0.05, 10))
 def test_the_seconds_leave_room_for_the_decodes_themselves(ahead, ttft_limit_s):
-    allowed = BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, lone=False)
+    allowed = BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, 0.0)
     alone = StepShape(decodes=len(ahead), decode_context_tokens=250 * len(ahead))
     assert allowed.seconds >= 0.0
     assert allowed.seconds <= max(0.0, allowed.limit_s - MODEL.predict(alone)) + 1e-9
@@ -96,14 +104,14 @@ def test_more_slack_never_means_a_smaller_step(ahead, extra):
 
 def test_an_unknown_machine_starts_with_small_steps():
     cold = DeadlineBudget(StepTimeModel(), parse({}, MAX_MODEL_LEN))
-    allowed = cold.allow(step(tokens=8_192), NOW_S, 1.0, lone=True)
+    allowed = cold.allow(step(tokens=8_192), NOW_S, 1.0, 0.0)
     assert 0 < allowed.tokens <= rules.COLD_TOKENS
     assert allowed.reason == "cold"
 
 
 def test_what_decided_is_named():
     def reason(*ahead, ttft_limit_s):
-        return BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, lone=False).reason
+        return BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, 0.0).reason
 
     assert reason(ttft_limit_s=1.0) == "responsive"
     assert reason(0.2, ttft_limit_s=1_000.0) == "slack"

@@ -14,7 +14,7 @@ RankFn = Callable[[Prompt], Rank]
 LONG: Final = 0
 YIELDING: Final = 1
 """Where a lane says whether its prompts are long, and (first of the order's own) go last."""
-MAX_MOVES: Final = 16
+MAX_MOVES: Final = 8
 """Prompts that may change their lane in one draw."""
 
 
@@ -118,8 +118,8 @@ class Backlog:
             heapq.heappop(heap)
         return None
 
-    def draw(self, now_s: float, rank: RankFn) -> Generator[Prompt]:
-        """Prompts in the order of `rank`, lazily. Those not discarded meanwhile stay.
+    def draw(self, now_s: float, rank: RankFn) -> Generator[tuple[Rank, Prompt]]:
+        """Prompts with their rank, lowest first, lazily. Those not discarded meanwhile stay.
 
         `rank` must agree with the order within each lane.
         Until the iterator is exhausted or closed, only `discard`, `park` and
@@ -132,9 +132,9 @@ class Backlog:
             for lane in list(self._lanes):
                 self._advance(lane, heads, drawn, now_s, rank)
             while heads:
-                _, lane, prompt = heapq.heappop(heads)
+                standing, lane, prompt = heapq.heappop(heads)
                 if not (self.hold_long and self._is_long(prompt.tokens)):
-                    yield prompt
+                    yield standing, prompt
                     self._advance(lane, heads, drawn, now_s, rank)
         finally:
             for lane, entry in drawn:

@@ -9,10 +9,12 @@ from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Step
 
 RESPONSIVE_SHARE: Final = 0.35
-LONE_RESPONSIVE_SHARE: Final = 0.75
+QUIET_RESPONSIVE_SHARE: Final = 0.9
 """No step lasts longer than this share of the smallest TTFT limit in use: whoever
-arrives waits for the running step to end. A prompt that has the engine to itself
-may take longer steps, as fewer of them waste less on each step's fixed cost."""
+arrives waits for the running step to end. While few arrive and nothing decodes, steps
+may be longer, as fewer of them waste less on each step's fixed cost."""
+GAP_SHARE: Final = 0.2
+"""How long a step may be of the time between two arrivals, within those shares."""
 STALL_LIMIT: Final = 3.0
 """No running decode waits longer for a token than this many TPOT limits."""
 PACE: Final = 0.96
@@ -59,11 +61,11 @@ class Budget(Protocol):
 
     uses_deadlines: bool
 
-    def allow(self, step: Step, now_s: float, ttft_limit_s: float, *, lone: bool) -> Allowance:
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float, gap_s: float) -> Allowance:
         """What the step that starts at `now_s` may spend.
 
         ttft_limit_s: the smallest TTFT limit in use, seconds.
-        lone: a single prompt has the engine to itself.
+        gap_s: time between two arrivals of late, seconds.
         """
 
 
@@ -72,7 +74,7 @@ class FixedBudget:
 
     uses_deadlines = False
 
-    def allow(self, step: Step, now_s: float, ttft_limit_s: float, *, lone: bool) -> Allowance:
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float, gap_s: float) -> Allowance:
         return Allowance(step.tokens)
 
 
@@ -90,15 +92,19 @@ class DeadlineBudget:
         self._model = model
         self._tpot_s = settings.tpot_slo_s
 
-    def allow(self, step: Step, now_s: float, ttft_limit_s: float, *, lone: bool) -> Allowance:
+    def allow(self, step: Step, now_s: float, ttft_limit_s: float, gap_s: float) -> Allowance:
         if not self._model.ready:
             return Allowance(min(step.tokens, COLD_TOKENS), reason="cold")
         alone = StepShape(decodes=step.decodes, decode_context_tokens=step.decode_context_tokens)
         base_s = self._model.predict(alone)
-        share = LONE_RESPONSIVE_SHARE if lone else RESPONSIVE_SHARE
-        limit_s, reason = share * ttft_limit_s, "responsive"
-        stretched_s, later_s = STRETCH * limit_s, 0.0
-        if step.decodes:
+        shortest_s = RESPONSIVE_SHARE * ttft_limit_s
+        limit_s, reason = shortest_s, "responsive"
+        stretched_s, later_s = STRETCH * shortest_s, 0.0
+        if not step.decodes:
+            quiet_s = min(GAP_SHARE * gap_s, QUIET_RESPONSIVE_SHARE * ttft_limit_s)
+            limit_s = max(shortest_s, quiet_s)
+            stretched_s = max(stretched_s, quiet_s)
+        else:
             token_s, why = STALL_LIMIT * self._tpot_s, "stall"
             if base_s < PACE * self._tpot_s:
                 later_s = max(0.0, min(stretched_s, token_s) - base_s)
@@ -123,4 +129,7 @@ class DeadlineBudget:
         """Time until the first next-token deadline that can still be saved."""
         catch_up_s = CATCH_UP_STEPS * max(0.0, self._tpot_s - base_s)
         lost_s = now_s + base_s - catch_up_s
-        return min((d for d in deadlines_s if d >= lost_s), default=math.inf) - now_s
+        first_s = min(deadlines_s, default=math.inf)
+        if first_s < lost_s:
+            first_s = min((d for d in deadlines_s if d >= lost_s), default=math.inf)
+        return first_s - now_s

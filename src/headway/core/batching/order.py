@@ -140,10 +140,12 @@ class PrefillClock:
         self._settings = settings
         self._step_tokens = step_tokens
         self._alone_s: dict[tuple[int, int], float] = {}
+        self._feasible: dict[tuple[str, int, float], bool] = {}
 
     def new_step(self) -> None:
         """Ask the model anew: it has learned."""
         self._alone_s.clear()
+        self._feasible.clear()
 
     def alone_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds to prefill `tokens` alone; above 0, a guess while nothing is learned."""
@@ -169,8 +171,13 @@ class PrefillClock:
 
     def feasible(self, prompt: Prompt, now_s: float) -> bool:
         """Whether it can still meet its TTFT limit if it is served at once."""
-        left_s = self.alone_s(prompt.tokens, prompt.context_tokens)
-        return now_s + left_s <= self.ttft_deadline_s(prompt)
+        asked = (prompt.id, prompt.tokens, now_s)
+        feasible = self._feasible.get(asked)
+        if feasible is None:
+            left_s = self.alone_s(prompt.tokens, prompt.context_tokens)
+            feasible = now_s + left_s <= self.ttft_deadline_s(prompt)
+            self._feasible[asked] = feasible
+        return feasible
 
 
 def size_class(tokens: int) -> int:

@@ -16,7 +16,7 @@ ProbeFn = Callable[[str], Probe]
 
 MAX_LOOKS: Final = 16
 """Waiting prompts that may be looked at in vain in one step."""
-WORTH: Final = 3.0
+WORTH: Final = 5.0
 """A chunk gets this many times the time that reading its context takes, where that is possible."""
 PARKED_LOOKS: Final = 8
 """Prompts set aside that are looked at again in one step."""
@@ -97,10 +97,8 @@ class StepPlanner:
         with closing(self._waiting() if waits else _nobody()) as waiting:
             head = next(waiting, None)
             while self._tokens > 0:
-                if head is not None and (
-                    served == len(running) or self._rank(head) < running[served][0]
-                ):
-                    self._admit(head)
+                if head is not None and (served == len(running) or head[0] < running[served][0]):
+                    self._admit(head[1])
                     head = next(waiting, None)
                 elif served < len(running):
                     self._continue(running[served][1])
@@ -108,27 +106,27 @@ class StepPlanner:
                 else:
                     break
 
-    def _waiting(self) -> Generator[Prompt]:
-        """Waiting prompts in rank while any may start; one that has waited too long first."""
+    def _waiting(self) -> Generator[tuple[Rank, Prompt]]:
+        """Waiting prompts, ranked, while any may start; one that has waited too long first."""
         self._set_hold()
         aged, offered = self._aged, ""
         held = self._backlog.hold_long
         waits = aged is not None and aged.id in self._backlog
         if aged is not None and waits and not (held and self._caps.is_long(aged.tokens)):
             offered = aged.id
-            yield aged
+            yield self._rank(aged), aged
         with closing(self._backlog.draw(self._now_s, self._rank)) as drawn:
-            for prompt in drawn:
+            for rank, prompt in drawn:
                 if self._looks == 0 or len(self._admitted) >= self._step.seats:
                     return
                 if prompt.id != offered:
-                    yield prompt
+                    yield rank, prompt
                 self._set_hold()
 
     def _continue(self, prompt: Prompt) -> None:
         """Give an admitted prompt its next chunk."""
         tokens = self._spend(prompt.tokens, prompt.context_tokens, unsplit=prompt.unsplit)
-        if tokens == prompt.tokens:
+        if tokens == prompt.tokens and not prompt.unsplit:  # vLLM may cut it at an image
             self._occupancy.leave(prompt.tokens)
             self._hurry(prompt)
             self._finished = True
@@ -260,7 +258,7 @@ class StepPlanner:
                 self._backlog.add(_judged(head, seen), self._now_s)
 
 
-def _nobody() -> Generator[Prompt]:
+def _nobody() -> Generator[tuple[Rank, Prompt]]:
     yield from ()
 
 

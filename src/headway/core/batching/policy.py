@@ -1,6 +1,7 @@
 """A batching policy: caps, an order and a budget make the plan of a step."""
 
 import math
+from collections import deque
 from dataclasses import replace
 from typing import Final
 
@@ -48,6 +49,7 @@ class Policy:
         self._waits = 0
         self._tight_limit_s = settings.ttft_slo_s
         self._tight_until_s = -math.inf
+        self._arrivals_s = deque([-math.inf] * 3, maxlen=3)
 
     def pace_s(self, tpot_slo_s: float | None) -> float:
         """Seconds a token that decodes are paced to, for the client's own limit or the engine's."""
@@ -59,6 +61,8 @@ class Policy:
         if limit_s is not None and limit_s < self._smallest_ttft_limit_s(now_s):
             self._tight_limit_s = limit_s
             self._tight_until_s = now_s + TIGHT_LIMIT_MEMORY_S
+        if prompt.arrival_s > self._arrivals_s[-1]:
+            self._arrivals_s.append(prompt.arrival_s)
         self.backlog.add(prompt, now_s)
 
     def discard(self, prompt_id: str) -> None:
@@ -72,9 +76,8 @@ class Policy:
         """
         self._steps += 1
         self.clock.new_step()
-        lone = not step.decodes and len(step.prefills) + len(self.backlog) <= 1
         limit_s = self._smallest_ttft_limit_s(now_s)
-        allowance = self.budget.allow(step, now_s, limit_s, lone=lone)
+        allowance = self.budget.allow(step, now_s, limit_s, self._gap_s(now_s))
         if self._waits == MAX_WAITS:
             allowance = replace(allowance, later_s=0.0)
         favoured = self._credit >= 1.0
@@ -97,6 +100,11 @@ class Policy:
         if self._share:
             self._account(step, plan, now_s, favoured=favoured)
         return plan
+
+    def _gap_s(self, now_s: float) -> float:
+        """Time between two arrivals, from the last three; the latest alone says nothing."""
+        third_s, second_s, _ = self._arrivals_s
+        return min(now_s - second_s, (now_s - third_s) / 2)
 
     def _smallest_ttft_limit_s(self, now_s: float) -> float:
         if now_s < self._tight_until_s:
