@@ -14,6 +14,7 @@ from headway.core.batching import settings
 from headway.core.errors import HeadwayError, SettingError
 from headway.engine import command, launch
 from headway.models import bundled
+from headway.router import command as route
 
 _SERVE: Final = f"""\
 Starts one vLLM server with headway's scheduler in it, on 127.0.0.1:8000 unless told otherwise.
@@ -76,9 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
+        if arguments.command == "route":
+            return _route(arguments, rest)
         return _serve(arguments, rest)
     except SettingError as error:
-        say(f"error: {_as_flag(error, arguments)}")
+        say(f"error: {error if arguments.command == 'route' else _as_flag(error, arguments)}")
         return 2
     except HeadwayError as error:
         say(f"error: {error}")
@@ -131,7 +134,23 @@ def _parser() -> argparse.ArgumentParser:
         default="{}",
         help='vLLM\'s flag; its key "headway" may hold the settings above, which win over it',
     )
+    router = commands.add_parser(
+        "route",
+        help="start a router in front of engines",
+        prog="headway route",
+        description=route.DESCRIPTION,
+        epilog=route.EXAMPLES,
+        formatter_class=layout,
+        allow_abbrev=False,
+    )
+    route.add_flags(router)
     return parser
+
+
+def _route(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if rest:
+        raise SettingError(rest[0], "unknown; see headway route --help")
+    return route.route(arguments, say)
 
 
 def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:

@@ -1,6 +1,7 @@
 """Real engines for the tests: started on a free port with a tiny model, always stopped."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,36 @@ class Engine:
         return self.launcher.wait(timeout=GONE_S)
 
 
+@dataclass(frozen=True)
+class Router:
+    """A running `headway route`: where clients connect, and its admin port."""
+
+    url: str
+    admin: str
+
+    def state(self) -> dict[str, Any]:
+        """What /state says."""
+        with urllib.request.urlopen(self.admin + "/state", timeout=5) as answer:
+            return json.load(answer)
+
+    def works(self) -> list[dict[str, int]]:
+        """The router's own work, by engine."""
+        return [e["work"] for pool in self.state()["pools"] for e in pool["engines"]]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all series with these labels."""
+        return metric(self.url, name, **labels)
+
+
+def metric(url: str, name: str, **labels: str) -> float:
+    """The sum of a metric of /metrics over all series with these labels."""
+    with urllib.request.urlopen(url + "/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    found = [line for line in lines if line.startswith((name + "{", name + " "))]
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(w in line for w in wanted))
+
+
 @pytest.fixture(scope="session")
 def tiny_model() -> Path:
     return tiny.ensure()
@@ -92,23 +124,26 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path) -> Callable[..., contextlib.AbstractContextManager[Engine]]:
-    """`with engine(policy, *flags) as running:` -- a ready engine with the tiny model.
+    """`with engine(policy, *flags, port=…, **env) as running:` -- a ready engine, tiny model.
 
     Afterwards none of its processes is left; a test fails that leaves some behind.
     """
 
-    def start(policy: str, *flags: str) -> contextlib.AbstractContextManager[Engine]:
-        return _running(tiny_model, policy, flags)
+    def start(
+        policy: str, *flags: str, port: int | None = None, **env: str
+    ) -> contextlib.AbstractContextManager[Engine]:
+        return _running(tiny_model, policy, flags, port or free_port(), env)
 
     return start
 
 
 @contextlib.contextmanager
-def _running(model: Path, policy: str, flags: tuple[str, ...]) -> Iterator[Engine]:
+def _running(
+    model: Path, policy: str, flags: tuple[str, ...], port: int, env: dict[str, str]
+) -> Iterator[Engine]:
     # A short path: vLLM puts Unix sockets there, whose names are limited to 107 bytes.
     scratch = Path(tempfile.mkdtemp(prefix="hw-"))
     log = scratch / "log"
-    port = free_port()
     command = [sys.executable, "-m", "headway", "serve", str(model), "--policy", policy]
     command += ["--port", str(port), "--dtype", "float32", "--enforce-eager"]
     command += ["--max-num-batched-tokens", "512", "--served-model-name", "tiny", *flags]
@@ -117,7 +152,7 @@ def _running(model: Path, policy: str, flags: tuple[str, ...]) -> Iterator[Engin
             command,
             stdout=sink,
             stderr=sink,
-            env=_environment(scratch),
+            env=_environment(scratch) | env,
             # A test run that is killed takes its engines along.
             preexec_fn=processes.die_with_parent,  # noqa: PLW1509 -- no thread forks here
         )
@@ -170,6 +205,54 @@ def _stop(running: Engine) -> None:
         except subprocess.TimeoutExpired:
             running.launcher.kill()
             running.wait()
+
+
+@pytest.fixture
+def router() -> Callable[..., contextlib.AbstractContextManager[Router]]:
+    """`with router(*flags) as running:` -- `headway route`, ready for requests; always stopped."""
+    return _routing
+
+
+@contextlib.contextmanager
+def _routing(*flags: str) -> Iterator[Router]:
+    ports = free_port(), free_port()
+    command = [sys.executable, "-m", "headway", "route", "--port", str(ports[0])]
+    command += ["--admin-port", str(ports[1]), *flags]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 -- no thread forks here
+        )
+        running = Router(*(f"http://127.0.0.1:{port}" for port in ports))
+        try:
+            _wait_routing(running, process)
+            yield running
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace")[-6000:])
+            raise
+        finally:
+            process.terminate()
+            try:
+                assert process.wait(timeout=GONE_S) == 0
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
+
+
+def _wait_routing(running: Router, process: subprocess.Popen) -> None:
+    """Until every engine is ready."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the router ended while it was starting"
+        with contextlib.suppress(OSError):
+            if all(e["ready"] for pool in running.state()["pools"] for e in pool["engines"]):
+                return
+        time.sleep(0.1)
+    pytest.fail(f"not every engine was ready after {READY_S:.0f} s: {running.state()}")
 
 
 def free_port() -> int:

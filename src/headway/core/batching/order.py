@@ -124,7 +124,8 @@ class FeasibleFirst:
 
     def rank(self, prompt: Prompt, now_s: float) -> Rank:
         late, level, size = self.lane(prompt, now_s)
-        return (level, size, late, *self.key(prompt, now_s))
+        deadline_s = self._clock.ttft_deadline_s(prompt)
+        return (level, size, late, deadline_s, prompt.arrival_s, prompt.id)
 
     def yielding(self, prompt: Prompt, now_s: float) -> bool:
         return not self._clock.feasible(prompt, now_s)
@@ -140,12 +141,12 @@ class PrefillClock:
         self._settings = settings
         self._step_tokens = step_tokens
         self._alone_s: dict[tuple[int, int], float] = {}
-        self._feasible: dict[tuple[str, int, float], bool] = {}
+        self._judged: dict[str, tuple[Prompt, float, float, bool]] = {}
 
     def new_step(self) -> None:
         """Ask the model anew: it has learned."""
         self._alone_s.clear()
-        self._feasible.clear()
+        self._judged.clear()
 
     def alone_s(self, tokens: int, context_tokens: int) -> float:
         """Seconds to prefill `tokens` alone; above 0, a guess while nothing is learned."""
@@ -167,16 +168,23 @@ class PrefillClock:
 
     def ttft_deadline_s(self, prompt: Prompt) -> float:
         """The moment by which its first token is due."""
+        judged = self._judged.get(prompt.id)
+        if judged is not None and judged[0] is prompt:
+            return judged[1]
         return prompt.arrival_s + self.ttft_limit_s(prompt)
 
     def feasible(self, prompt: Prompt, now_s: float) -> bool:
-        """Whether it can still meet its TTFT limit if it is served at once."""
-        asked = (prompt.id, prompt.tokens, now_s)
-        feasible = self._feasible.get(asked)
-        if feasible is None:
-            left_s = self.alone_s(prompt.tokens, prompt.context_tokens)
-            feasible = now_s + left_s <= self.ttft_deadline_s(prompt)
-            self._feasible[asked] = feasible
+        """Whether it can still meet its TTFT limit if it is served at once.
+
+        Asked several times for a prompt while a step is planned; worked out once.
+        """
+        judged = self._judged.get(prompt.id)
+        if judged is not None and judged[0] is prompt and judged[2] == now_s:
+            return judged[3]
+        deadline_s = prompt.arrival_s + self.ttft_limit_s(prompt)
+        left_s = self.alone_s(prompt.tokens, prompt.context_tokens)
+        feasible = now_s + left_s <= deadline_s
+        self._judged[prompt.id] = (prompt, deadline_s, now_s, feasible)
         return feasible
 
 

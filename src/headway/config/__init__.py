@@ -1,0 +1,209 @@
+"""`headway.toml`: the router's settings, parsed strictly and told in words.
+
+What can't be used is a `ConfigError` that lists all problems, each with its file, line and key,
+what was wrong and what would be right.
+"""
+
+import dataclasses
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headway.config.checks import EngineAddress
+from headway.config.explain import explain
+from headway.config.keys import KeyHash, KeyRing, engine_key, hash_key, read_file, repeated
+from headway.config.lines import Path, key_lines
+from headway.config.model import (
+    Config,
+    Health,
+    Keys,
+    Pool,
+    Retries,
+    Router,
+    Slo,
+    Timeouts,
+    Tls,
+)
+from headway.config.problems import (
+    ConfigError,
+    FileSource,
+    FlagSource,
+    Problem,
+    Problems,
+    Source,
+    flag_of,
+)
+from headway.config.reading import all_settings, section, unknown
+from headway.config.rules import check, check_tls, server_tls, warnings
+from headway.config.schema import schema, schema_text
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "EngineAddress",
+    "Health",
+    "KeyRing",
+    "Keys",
+    "Pool",
+    "Problem",
+    "Retries",
+    "Router",
+    "Slo",
+    "Timeouts",
+    "Tls",
+    "all_settings",
+    "engine_key",
+    "explain",
+    "flag_of",
+    "from_flags",
+    "hash_key",
+    "load",
+    "parse",
+    "schema",
+    "schema_text",
+    "server_tls",
+    "warnings",
+]
+
+
+def load(path: str | pathlib.Path) -> Config:
+    """The configuration in a file, with the files it names read and checked too.
+
+    Raises ConfigError, also when a file can't be read.
+    """
+    path = pathlib.Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        said = f"can't be read: {error.strerror}"
+        raise ConfigError((Problem("", said, str(path)),)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError((Problem("", "is not UTF-8 text", str(path)),)) from error
+    return _parsed(text, str(path), open_files=True)
+
+
+def parse(text: str, name: str = "headway.toml") -> Config:
+    """The configuration in a text. Opens no files: a key file's keys are not known,
+    and if it is all there is, no key is taken.
+
+    name: of the file the text is from, for errors; relative paths in it start at its folder.
+
+    Raises ConfigError.
+    """
+    return _parsed(text, name, open_files=False)
+
+
+def from_flags(
+    *,
+    engines: Sequence[str] = (),
+    prefill: Sequence[str] = (),
+    decode: Sequence[str] = (),
+    router: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration for a command line.
+
+    engines, prefill, decode: URLs of the engines of each role, one pool a role. With `prefill`
+        or `decode` the strategy is `disaggregated` unless `router` says otherwise.
+    router: what the file would have in [router], nested likewise; relative paths start at the
+        working directory.
+
+    Raises ConfigError; keys in it are flags: --engine, --prefill, --decode and `flag_of`.
+    """
+    given = {"engine": engines, "prefill": prefill, "decode": decode}
+    roles = [name for name, urls in given.items() if urls]
+    pools = [
+        {"name": "engines", "role": "both", "engines": list(engines)}
+        if name == "engine"
+        else {"name": name, "role": name, "engines": list(given[name])}
+        for name in roles
+    ]
+    settings = dict(router or {})
+    source = FlagSource(tuple(f"--{name}" for name in roles), frozenset(_paths(settings)))
+    split = bool(prefill or decode)
+    if split and not (prefill and decode):
+        absent, present = ("--decode", "--prefill") if prefill else ("--prefill", "--decode")
+        said = f"is missing; {present} engines need at least one {absent} engine"
+        raise ConfigError((Problem(absent, said),))
+    settings.setdefault("strategy", "disaggregated" if split else "unified")
+    document = {"router": settings, "pool": pools}
+    return _built(document, source, pathlib.Path(), open_files=True)
+
+
+def _paths(settings: Mapping[str, Any], at: Path = ("router",)) -> list[Path]:
+    paths: list[Path] = []
+    for name, value in settings.items():
+        paths.append((*at, name))
+        if isinstance(value, Mapping):
+            paths += _paths(value, (*at, name))
+    return paths
+
+
+def _parsed(text: str, name: str, *, open_files: bool) -> Config:
+    try:
+        document = tomllib.loads(text)
+        lines = key_lines(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError.of_syntax(error, name, text) from error
+    path = pathlib.Path(name)
+    config = _built(document, FileSource(name, lines), path.parent, open_files=open_files)
+    return dataclasses.replace(config, files=(path, *config.files))
+
+
+def _built(
+    document: dict[str, Any], source: Source, folder: pathlib.Path, *, open_files: bool
+) -> Config:
+    problems = Problems(source)
+    unknown(document, ["router", "pool"], (), problems)
+    router = section(Router, document.get("router", {}), ("router",), problems) or Router()
+    router = _placed(router, folder)
+    pools = _pools(document.get("pool", []), problems)
+    check(router, pools, problems)
+    keys = _key_ring(router.keys, problems, open_files=open_files)
+    if open_files and router.tls:
+        check_tls(router.tls, problems)
+    problems.finish()
+    tls = (router.tls.cert, router.tls.key) if router.tls else ()
+    return Config(
+        router=router,
+        pools=tuple(pool for _, pool in pools),
+        keys=keys,
+        files=tuple(path for path in (router.keys.file, *tls) if path),
+        source=source,
+    )
+
+
+def _pools(raw: object, problems: Problems) -> list[tuple[int, Pool]]:
+    if not isinstance(raw, list):
+        problems.add(("pool",), "is not a list; write [[pool]], in double brackets, for each pool")
+        return []
+    read = [section(Pool, each, ("pool", index), problems) for index, each in enumerate(raw)]
+    return [(index, pool) for index, pool in enumerate(read) if pool is not None]
+
+
+def _placed(router: Router, folder: pathlib.Path) -> Router:
+    """With relative paths put below the folder."""
+    tls, keys = router.tls, router.keys
+    if tls:
+        tls = dataclasses.replace(tls, cert=folder / tls.cert, key=folder / tls.key)
+    if keys.file:
+        keys = dataclasses.replace(keys, file=folder / keys.file)
+    return dataclasses.replace(router, tls=tls, keys=keys)
+
+
+def _key_ring(keys: Keys, problems: Problems, *, open_files: bool) -> KeyRing:
+    entries: list[KeyHash] = list(keys.hashes)
+    at: Path = ("router", "keys", "file")
+    if keys.file and open_files:
+        try:
+            more, found = read_file(keys.file)
+        except OSError as error:
+            problems.add(at, f"{keys.file} can't be read: {error.strerror}")
+        else:
+            entries += more
+            for problem in found:
+                problems.add_from(at, problem)
+    twice = repeated(entries)
+    if twice:
+        problems.add(at[:2], f"the same key is there more than once: {', '.join(twice)}")
+    return KeyRing(entries, asked=keys.file is not None)

@@ -1,0 +1,101 @@
+"""A configuration in words, for people who check one before they use it."""
+
+import json
+from collections.abc import Iterator
+
+from headway.config.lines import Path
+from headway.config.model import Config, Pool, Router
+from headway.config.problems import dotted
+from headway.config.reading import REQUIRED, Setting, all_settings, form
+from headway.config.rules import warnings
+
+
+def explain(config: Config) -> str:
+    """What the router will do, then each setting with where it was set and what it means."""
+    lines = [*_summary(config), ""]
+    rows = [*_rows(config)]
+    wide = max(len(text) for text, _, _ in rows if len(text) <= 48)
+    from_wide = max(len(origin) for _, origin, _ in rows)
+    for text, origin, meaning in rows:
+        lines.append(f"  {text:<{wide}}  {origin:<{from_wide}}  {meaning}" if origin else text)
+    found = warnings(config)
+    if found:
+        lines += ["", *(f"warning: {each}" for each in found)]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(config: Config) -> Iterator[str]:
+    router = config.router
+    scheme = "https" if router.tls else "http"
+    host = f"[{router.host}]" if ":" in router.host else router.host
+    names = ", ".join(config.keys.names) or "nobody"
+    keys = f"for those with a key: {names}" if config.keys else "no keys asked for"
+    yield f"{scheme}://{host}:{router.port}, {keys}"
+    yield f"{router.strategy}: {_STRATEGIES[router.strategy]}"
+    for pool in config.pools:
+        count = len(pool.engines)
+        engines = "1 engine" if count == 1 else f"{count} engines"
+        yield f"  pool {pool.name}, {engines}: {_duty(router, pool)}"
+    slo = router.slo
+    yield (
+        f"on time: TTFT of at most max({slo.ttft_s:g} s, {slo.ttft_factor:g} x the prefill alone), "
+        f"TPOT of at most {slo.tpot_s:g} s"
+    )
+
+
+_STRATEGIES = {
+    "unified": "each request goes whole to the engine where it waits least",
+    "dedicated": "each request goes whole to the pool for its length",
+    "disaggregated": "prompts are prefilled in one pool, their KV moves to another that decodes",
+}
+
+
+def _duty(router: Router, pool: Pool) -> str:
+    if router.strategy == "disaggregated":
+        return {
+            "both": "prefills or decodes",
+            "prefill": "prefills",
+            "decode": "decodes, and serves whole what can't be split",
+        }[pool.role]
+    if pool.role == "prefill":
+        return "idle"
+    if router.strategy == "dedicated" and pool.max_prompt_tokens is not None:
+        return f"prompts of up to {pool.max_prompt_tokens} uncached tokens"
+    return "all prompts" if router.strategy == "unified" else "all longer prompts"
+
+
+def _rows(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Setting, origin and meaning; a section's title has no origin."""
+    title: Path = ()
+    for path, setting in all_settings(Router, ("router",)):
+        holder: object = config.router
+        for name in path[1:-1]:
+            holder = getattr(holder, str(name))
+        if path[:-1] != title:
+            title = path[:-1]
+            yield f"[{dotted(title)}]{'' if holder else ' (not set: off)'}", "", ""
+        if holder is None:
+            continue
+        value = getattr(holder, setting.name)
+        yield _row(config, path, setting, value)
+    for index, pool in enumerate(config.pools):
+        yield "[[pool]]", "", ""
+        for setting in form(Pool).settings:
+            yield _row(config, ("pool", index, setting.name), setting, getattr(pool, setting.name))
+
+
+def _row(config: Config, path: Path, setting: Setting, value: object) -> tuple[str, str, str]:
+    default = "missing" if setting.default is REQUIRED else "default"
+    return f"{setting.name} = {_text(value)}", config.source.given(path) or default, setting.meaning
+
+
+def _text(value: object) -> str:
+    if value is None or value == ():
+        return "(not set)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return "[" + ", ".join(_text(item) for item in value) + "]"
+    return json.dumps(str(value), ensure_ascii=False)

@@ -1,0 +1,198 @@
+"""The settings of the router: names, types, defaults, what values may be, what they mean.
+
+Parsing, the JSON schema and the explanation are all made from these classes: every field carries
+its check and its meaning.
+"""
+
+import pathlib
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from headway.config.checks import (
+    Choice,
+    EngineAddress,
+    EngineUrl,
+    FilePath,
+    Flag,
+    Host,
+    Items,
+    Number,
+    Text,
+    Whole,
+)
+from headway.config.keys import KeyEntry, KeyHash, KeyRing
+from headway.config.problems import Source
+from headway.core.batching.settings import LONG_PREFILL_TOKENS
+
+STRATEGIES: Final = ("unified", "dedicated", "disaggregated")
+ROLES: Final = ("both", "prefill", "decode")
+
+_SECONDS: Final = Number(most=7 * 24 * 3600)
+_TOKENS: Final = Whole(1)
+_NAME: Final = Text(r"[A-Za-z0-9._-]{1,64}", "a name of up to 64 letters, digits, . _ or -")
+# Lower case isn't taken, so that a key put here by mistake isn't a valid name and shown to people.
+_VARIABLE: Final = Text(
+    r"[A-Z_][A-Z0-9_]*",
+    'the name of an environment variable in capitals; use one such as "ENGINE_KEY"',
+    private=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """TLS for clients. Without this section the router speaks plain HTTP."""
+
+    cert: Annotated[pathlib.Path, FilePath(), "the certificate chain's file, PEM"]
+    key: Annotated[pathlib.Path, FilePath(), "the private key's file, PEM without a passphrase"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Latency targets: spilling, attainment and goodput are judged by them."""
+
+    ttft_s: Annotated[float, _SECONDS, "time to first token, at most, of a short prompt"] = 1.0
+    ttft_factor: Annotated[
+        float,
+        Number(most=1000),
+        "the limit of a long prompt is this many times its prefill alone, if that is more",
+    ] = 4.0
+    tpot_s: Annotated[float, _SECONDS, "time per output token, at most"] = 0.15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """When the router gives up on an engine."""
+
+    connect_s: Annotated[float, _SECONDS, "to connect"] = 2.0
+    first_byte_s: Annotated[
+        float, _SECONDS, "from the request to the answer's first byte, whatever the prompt"
+    ] = 120.0
+    first_byte_s_per_1k_tokens: Annotated[
+        float, Number(most=3600, zero=True), "and this much more for each 1,000 prompt tokens"
+    ] = 10.0
+    idle_s: Annotated[float, _SECONDS, "between two pieces of an answer"] = 120.0
+    total_s: Annotated[float, _SECONDS, "for a request as a whole"] = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Keys that clients and engines ask for. Without client keys anyone may use the router."""
+
+    file: Annotated[pathlib.Path | None, FilePath(), "client keys, one name:sha256 a line"] = None
+    hashes: Annotated[
+        tuple[KeyHash, ...],
+        Items(KeyEntry(), 1, '["alice:…"], each a name and the SHA-256 of a key'),
+        "client keys, each name:sha256",
+    ] = ()
+    engine_key_env: Annotated[
+        str | None, _VARIABLE, "environment variable with the key that engines ask for"
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """Requests tried again on another engine, before the first byte of an answer."""
+
+    ratio: Annotated[
+        float, Number(most=1, zero=True), "retries, at most, as a share of requests"
+    ] = 0.2
+    min_per_s: Annotated[
+        float, Number(most=1000, zero=True), "retries a second that are allowed in any case"
+    ] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Checks of the engines' /health."""
+
+    interval_s: Annotated[float, _SECONDS, "between two checks of an engine"] = 5.0
+    timeout_s: Annotated[float, _SECONDS, "for an answer to a check"] = 5.0
+    fails: Annotated[int, Whole(1, 100), "failed checks in a row until no requests go there"] = 3
+    passes: Annotated[
+        int, Whole(1, 100), "passed checks in a row until requests go there again"
+    ] = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """The router itself."""
+
+    host: Annotated[str, Host(), "address to listen on"] = "127.0.0.1"
+    port: Annotated[int, Whole(0, 65535), "where clients connect; 0: any free port"] = 8000
+    admin_port: Annotated[
+        int, Whole(0, 65535), "state and draining, on the loopback address only; 0: off"
+    ] = 9001
+    strategy: Annotated[str, Choice(STRATEGIES), "how requests are spread over the pools"] = (
+        "unified"
+    )
+    receipt: Annotated[
+        bool,
+        Flag(),
+        "answers say how they were served: Server-Timing, X-Headway-Route",
+    ] = True
+    max_concurrent: Annotated[
+        int, Whole(1, 10**6), "requests at once; one more is answered with 429 and Retry-After"
+    ] = 4096
+    max_body_bytes: Annotated[
+        int, Whole(1024, 2**34), "size of a request's body; a bigger one is answered with 413"
+    ] = 64 * 2**20
+    long_prompt_tokens: Annotated[
+        int, _TOKENS, "a prompt with more uncached tokens counts as long in metrics and reasons"
+    ] = LONG_PREFILL_TOKENS
+    seed: Annotated[
+        int | None,
+        Whole(0, 2**63 - 1),
+        "of the draws that break ties, to repeat a run; not set: another one at each start",
+    ] = None
+    tls: Tls | None = None
+    slo: Slo = Slo()
+    timeouts: Timeouts = Timeouts()
+    keys: Keys = Keys()
+    retries: Retries = Retries()
+    health: Health = Health()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Engines of one kind. Token limits are those of each engine."""
+
+    name: Annotated[str, _NAME, "a name for metrics and receipts"]
+    role: Annotated[
+        str,
+        Choice(ROLES),
+        "both: anything; prefill: no decoding; decode: what is prefilled, or whole",
+    ] = "both"
+    engines: Annotated[
+        tuple[EngineAddress, ...],
+        Items(EngineUrl(), 1, '["http://127.0.0.1:8100"]'),
+        "the URLs where its engines listen",
+    ]
+    max_prompt_tokens: Annotated[
+        int | None,
+        _TOKENS,
+        "dedicated: prompts up to this many uncached tokens go here; not set: any",
+    ] = None
+    max_model_len: Annotated[
+        int | None, _TOKENS, "the engines' context, tokens; not set: as the engines say"
+    ] = None
+    kv_capacity_tokens: Annotated[
+        int | None, _TOKENS, "tokens their KV cache holds; not set: as the engines say"
+    ] = None
+    kv_lease_s: Annotated[
+        float, _SECONDS, "how long a prefill engine keeps KV that nobody fetched (vLLM: 30)"
+    ] = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole configuration. Two are equal when they say the same, wherever it is written.
+
+    keys: the clients' keys, those of the key file included.
+    files: what it was read from: the configuration, then the files it names.
+    """
+
+    router: Router
+    pools: tuple[Pool, ...]
+    keys: KeyRing = field(default_factory=KeyRing)
+    files: tuple[pathlib.Path, ...] = field(default=(), compare=False)
+    source: Source = field(compare=False, repr=False)

@@ -1,0 +1,102 @@
+"""Parsed TOML to settings, strictly, along the annotations of the settings classes."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from headway.config.checks import BadValueError, Check, kind
+from headway.config.lines import Path
+from headway.config.problems import Problems
+
+REQUIRED: Final = dataclasses.MISSING
+
+
+class Setting(NamedTuple):
+    """One field: how it is checked, what it means, its default or `REQUIRED`."""
+
+    name: str
+    check: Check
+    meaning: str
+    default: Any
+
+
+class Form(NamedTuple):
+    """What a settings class holds: its own settings, and the sections within, by name."""
+
+    settings: tuple[Setting, ...]
+    sections: Mapping[str, type]
+
+
+@lru_cache
+def form(cls: type) -> Form:
+    """The form of a settings class; see `model`."""
+    settings: list[Setting] = []
+    sections: dict[str, type] = {}
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for each in dataclasses.fields(cls):
+        hint = hints[each.name]
+        if typing.get_origin(hint) is typing.Annotated:
+            _, check, meaning = typing.get_args(hint)
+            settings.append(Setting(each.name, check, meaning, each.default))
+        else:  # a section, or one that may be None
+            sections[each.name] = next(iter(typing.get_args(hint)), hint)
+    return Form(tuple(settings), sections)
+
+
+def all_settings(cls: type, at: Path) -> Iterator[tuple[Path, Setting]]:
+    """All settings of a class and of the sections within, with their paths."""
+    for setting in form(cls).settings:
+        yield (*at, setting.name), setting
+    for name, section in form(cls).sections.items():
+        yield from all_settings(section, (*at, name))
+
+
+def section(cls: type, raw: object, at: Path, problems: Problems) -> Any:
+    """An instance of the settings class from a TOML table.
+
+    What is wrong is added to `problems` and replaced by its default; None where that can't be.
+    """
+    if not isinstance(raw, dict):
+        problems.add(at, f"{kind(raw)} is not a table; use {_header(at)}")
+        return None
+    settings, sections = form(cls)
+    unknown(raw, [*(s.name for s in settings), *sections], at, problems)
+    values: dict[str, Any] = {}
+    for setting in settings:
+        if setting.name in raw:
+            _read(setting, raw[setting.name], at, problems, values)
+        elif setting.default is REQUIRED:
+            problems.add((*at, setting.name), f"is missing; set it to {setting.meaning}")
+    for name, inner in sections.items():
+        if name in raw:
+            values[name] = section(inner, raw[name], (*at, name), problems)
+    values = {name: value for name, value in values.items() if value is not None}
+    complete = all(s.name in values or s.default is not REQUIRED for s in settings)
+    return cls(**values) if complete else None
+
+
+def _read(
+    setting: Setting, raw: object, at: Path, problems: Problems, values: dict[str, Any]
+) -> None:
+    try:
+        values[setting.name] = setting.check.read(raw)
+    except BadValueError as error:
+        for path, problem in error.found:
+            problems.add((*at, setting.name, *path), problem)
+
+
+def unknown(raw: Mapping[str, object], known: list[str], at: Path, problems: Problems) -> None:
+    """Add a problem for every key that isn't known."""
+    for name in raw:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f'did you mean "{near[0]}"? ' if near else ""
+            problems.add((*at, name), f"unknown setting; {hint}known are: {', '.join(known)}")
+
+
+def _header(at: Path) -> str:
+    names = ".".join(str(part) for part in at if not isinstance(part, int))
+    return f"[[{names}]]" if isinstance(at[-1], int) else f"[{names}]"

@@ -1,0 +1,188 @@
+"""Rules that more than one setting has a part in, and warnings about what is allowed but risky."""
+
+import ipaddress
+import ssl
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headway.config.checks import EngineAddress
+from headway.config.model import Config, Pool, Router, Tls
+from headway.config.problems import Problems
+
+if TYPE_CHECKING:
+    from headway.config.lines import Path
+
+Pools = Sequence[tuple[int, Pool]]
+"""Pools that could be read, each with its index."""
+
+
+def check(router: Router, pools: Pools, problems: Problems) -> None:
+    """Add a problem for every rule that is broken, as far as its settings could be read."""
+    if not pools and problems.clear_of(("pool",)):
+        problems.add(
+            ("pool",), "there is no engine; name at least one, such as http://127.0.0.1:8100"
+        )
+    _distinct(pools, problems)
+    _not_itself(router, pools, problems)
+    if problems.clear_of(("router", "strategy"), ("pool",)):
+        if router.strategy == "dedicated":
+            _dedicated(pools, problems)
+        elif router.strategy == "disaggregated":
+            _disaggregated(pools, problems)
+        elif not any(pool.role != "prefill" for _, pool in pools):
+            problems.add(
+                ("router", "strategy"),
+                'no pool serves whole requests; use role = "both", '
+                'or strategy = "disaggregated" with a decode pool',
+            )
+    for index, pool in pools:
+        prompt, context = pool.max_prompt_tokens, pool.max_model_len
+        if prompt is not None and context is not None and prompt > context:
+            problems.add(
+                ("pool", index, "max_prompt_tokens"),
+                f"{prompt} is more than the pool's max_model_len; use at most {context}",
+            )
+    times = router.timeouts
+    if problems.clear_of(("router", "timeouts")) and times.total_s < times.first_byte_s:
+        problems.add(
+            ("router", "timeouts", "total_s"),
+            f"{times.total_s:g} is less than first_byte_s; use {times.first_byte_s:g} or more",
+        )
+
+
+def check_tls(tls: Tls, problems: Problems) -> None:
+    """Add a problem if the certificate or its key can't be used."""
+    at: Path = ("router", "tls")
+    readable = True
+    for name, path in (("cert", tls.cert), ("key", tls.key)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            problems.add((*at, name), f"{path} can't be read: {error.strerror}")
+            readable = False
+    if readable:
+        try:
+            server_tls(tls)
+        except (ssl.SSLError, OSError) as error:
+            problems.add(
+                at, f"cert and key can't be used together: {error}; use PEM without a passphrase"
+            )
+
+
+def server_tls(tls: Tls) -> ssl.SSLContext:
+    """What a server needs to speak TLS. Raises ssl.SSLError or OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Without a function OpenSSL asks the terminal for a passphrase.
+    context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    return context
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """What is allowed and probably not meant."""
+    router, found = config.router, []
+    if not _loopback(router.host):
+        where = f"{router.host} port {router.port}"
+        if not config.keys:
+            found.append(f"whoever reaches {where} may use it: set router.keys")
+        elif router.tls is None:
+            found.append(f"keys travel in the clear to {where}: set router.tls, or end TLS before")
+    if router.strategy != "disaggregated":
+        found += [
+            f'pool "{pool.name}" is idle: "{router.strategy}" sends nothing to prefill pools'
+            for pool in config.pools
+            if pool.role == "prefill"
+        ]
+    if router.strategy != "dedicated":
+        found += [
+            f'max_prompt_tokens of pool "{pool.name}" has no effect: only "dedicated" reads it'
+            for pool in config.pools
+            if pool.max_prompt_tokens is not None
+        ]
+    return tuple(found)
+
+
+def _distinct(pools: Pools, problems: Problems) -> None:
+    names: dict[str, int] = {}
+    engines: dict[tuple[str, int], Path] = {}
+    for index, pool in pools:
+        first = names.setdefault(pool.name, index)
+        if first != index:
+            problems.add(
+                ("pool", index, "name"),
+                f'"{pool.name}" is also the name of pool[{first}]; use another',
+            )
+        for place, engine in enumerate(pool.engines):
+            at: Path = ("pool", index, "engines", place)
+            if engines.setdefault((engine.host, engine.port), at) != at:
+                problems.add(at, f"{engine} is there twice; an engine belongs to one pool, once")
+
+
+def _not_itself(router: Router, pools: Pools, problems: Problems) -> None:
+    if not problems.clear_of(("router", "port"), ("router", "admin_port"), ("router", "host")):
+        return
+    if router.port and router.port == router.admin_port:
+        problems.add(
+            ("router", "admin_port"),
+            f"{router.port} is also the router's port; use another, or 0 for none",
+        )
+    for index, pool in pools:
+        for place, engine in enumerate(pool.engines):
+            at: Path = ("pool", index, "engines", place)
+            if engine.port == router.port and _same_host(engine, router.host):
+                problems.add(at, f"{engine} is the router itself; use another port for one of them")
+            elif engine.port == router.admin_port and _loopback(engine.host):
+                problems.add(
+                    at,
+                    f"{engine} is the router's admin_port; use another port for one of them, "
+                    "or admin_port 0 for none",
+                )
+
+
+def _same_host(engine: EngineAddress, listening: str) -> bool:
+    local = listening in {"0.0.0.0", "::"} or _loopback(listening)  # noqa: S104 - compared only
+    return engine.host == listening.lower() or (local and _loopback(engine.host))
+
+
+def _dedicated(pools: Pools, problems: Problems) -> None:
+    whole = [(index, pool) for index, pool in pools if pool.role != "prefill"]
+    if len(whole) < 2:
+        problems.add(
+            ("router", "strategy"),
+            '"dedicated" needs two or more pools that serve whole requests: '
+            "one with max_prompt_tokens for short prompts, one without for the others",
+        )
+        return
+    limits: dict[int | None, int] = {}
+    for index, pool in whole:
+        limit = pool.max_prompt_tokens
+        first = limits.setdefault(limit, index)
+        if first == index:
+            continue
+        said = "has no max_prompt_tokens either" if limit is None else "has the same"
+        problems.add(
+            ("pool", index, "max_prompt_tokens"),
+            f'with "dedicated" each pool needs its own and one pool has none; pool[{first}] {said}',
+        )
+    if None not in limits:
+        longest = max(whole, key=lambda each: each[1].max_prompt_tokens or 0)[0]
+        problems.add(
+            ("pool", longest, "max_prompt_tokens"),
+            'with "dedicated" one pool takes prompts of any length; leave this one out',
+        )
+
+
+def _disaggregated(pools: Pools, problems: Problems) -> None:
+    roles = {pool.role for _, pool in pools}
+    for role in ("prefill", "decode"):
+        if role not in roles:
+            problems.add(
+                ("router", "strategy"), f'"disaggregated" needs a pool with role = "{role}"'
+            )
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -1,0 +1,47 @@
+"""The JSON schema of `headway.toml`, for editors."""
+
+import json
+from typing import Any
+
+from headway.config.model import Pool, Router
+from headway.config.reading import REQUIRED, form
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema (draft 7, which TOML editors know). Rules across settings are not in it."""
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "headway.toml",
+        "description": "Configuration of headway's router",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "router": _section(Router),
+            "pool": {"type": "array", "minItems": 1, "items": _section(Pool)},
+        },
+        "required": ["pool"],
+    }
+
+
+def schema_text() -> str:
+    """The schema as it is stored in `router/headway.schema.json`."""
+    return json.dumps(schema(), indent=2) + "\n"
+
+
+def _section(cls: type) -> dict[str, Any]:
+    settings, sections = form(cls)
+    properties: dict[str, Any] = {}
+    for setting in settings:
+        described = {"description": setting.meaning, **setting.check.schema()}
+        if setting.default is not REQUIRED and setting.default not in {None, ()}:
+            described["default"] = setting.default
+        properties[setting.name] = described
+    properties |= {name: _section(inner) for name, inner in sections.items()}
+    required = [setting.name for setting in settings if setting.default is REQUIRED]
+    return {
+        "description": cls.__doc__ or "",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        **({"required": required} if required else {}),
+    }

@@ -1,0 +1,1 @@
+"""Routing strategies: which pool, whole or split, which engine."""

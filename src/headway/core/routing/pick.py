@@ -1,0 +1,126 @@
+"""Which of several engines: the one with the least outstanding work.
+
+The router's own outstanding counts decide. What was scraped from an engine is seconds
+old and the same for every request until the next scrape, so it may add only a bounded
+amount; otherwise all requests of one interval would go to the same engine.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from statistics import median
+from typing import Final
+
+from headway.core.routing.classify import uncached_tokens
+from headway.core.routing.views import EngineView, RequestView
+
+Work = Callable[[EngineView, RequestView, float], float]
+"""Outstanding work if the request joins, above 0; the third argument is the engine's prefill
+speed, tokens/s."""
+
+GUESSED_TOKENS_PER_S: Final = 10_000.0
+"""Prefill speed while no engine's is known; it only weighs work against itself."""
+DECODE_AS_TOKENS: Final = 64.0
+"""A decode slows prefill for as long as it lasts, a little each step; counted as this many
+prefill tokens, so that decodes are spread too where prefill is light."""
+CONTEXT_AS_TOKENS: Final = 0.01
+"""A token of a decode's context, read in every step, in prefill tokens."""
+QUEUED_AS_TOKENS: Final = 256
+"""A request of somebody else that waits in the engine, in prefill tokens."""
+MOST_QUEUED: Final = 16
+"""More of these add nothing."""
+ANSWER_TOKENS: Final = 256
+"""KV room asked for an answer of unknown or larger limit: engines allocate it as it grows."""
+LEAST_WEIGHT: Final = 0.01
+TIE: Final = 1.05
+"""Loads up to this many times the least are equal."""
+
+
+def pick(
+    engines: Iterable[EngineView], request: RequestView, draw: float, work: Work | None = None
+) -> EngineView | None:
+    """The ready engine, not excluded for this request, with the least `work` over weight.
+
+    Engines without KV room for the request come after all others. Loads within 5% of
+    the least are a tie, broken by `draw` in [0, 1).
+
+    work: `prefill_work` by default.
+
+    None: there is no such engine.
+    """
+    peers = [e for e in engines if e.ready and e.id not in request.excluded]
+    roomy = [e for e in peers if has_room(e, request)] or peers
+    if not roomy:
+        return None
+    usual = usual_tokens_per_s(peers) or GUESSED_TOKENS_PER_S
+    measure = work or prefill_work
+    loads = [(measure(e, request, _known(e) or usual) / _weight(e), e) for e in roomy]
+    most = TIE * min(load for load, _ in loads)
+    tied = [e for load, e in loads if load <= most]
+    if len(tied) > 1:
+        tied.sort(key=attrgetter("id"))
+    return tied[max(0, min(len(tied) - 1, int(draw * len(tied))))]
+
+
+def prefill_work(engine: EngineView, request: RequestView, tokens_per_s: float) -> float:
+    """Seconds of work there, the request's own uncached tokens included (prefix affinity)."""
+    decodes = DECODE_AS_TOKENS * max(0, engine.decodes)
+    context = CONTEXT_AS_TOKENS * max(0, engine.decode_tokens)
+    return (_tokens_ahead(engine, request) + decodes + context) / tokens_per_s
+
+
+def decode_work(engine: EngineView, request: RequestView, _tokens_per_s: float) -> float:
+    """Work of a decode engine, in prefill tokens: decodes, KV, and any prefill in their way.
+
+    Speeds don't enter: a decode engine prefills too rarely to have a reliable one. All KV
+    counts, not only that of running decodes: what is staged decodes next.
+    """
+    decodes = DECODE_AS_TOKENS * (1 + max(0, engine.decodes))
+    kv_tokens = max(0, engine.kv_tokens) + kv_need_tokens(request)
+    queued = QUEUED_AS_TOKENS * min(MOST_QUEUED, max(0, engine.queued))
+    return decodes + CONTEXT_AS_TOKENS * kv_tokens + max(0, engine.prefill_tokens) + queued
+
+
+def ttft_s(engine: EngineView, request: RequestView, peers: Iterable[EngineView]) -> float | None:
+    """Predicted seconds to the first token: all prefill ahead, then the request's own.
+
+    peers: engines whose speed stands in where the engine's own is unknown.
+
+    None: no speed is known. Infinite without KV room: it waits until a request ends.
+    """
+    if not has_room(engine, request):
+        return math.inf
+    tokens_per_s = _known(engine) or usual_tokens_per_s(peers)
+    return _tokens_ahead(engine, request) / tokens_per_s if tokens_per_s else None
+
+
+def kv_need_tokens(request: RequestView) -> int:
+    """KV tokens the request is sure to take, and some of its answer's."""
+    answer = ANSWER_TOKENS if request.max_tokens is None else max(0, request.max_tokens)
+    return max(1, request.prompt_tokens) + min(answer, ANSWER_TOKENS)
+
+
+def has_room(engine: EngineView, request: RequestView) -> bool:
+    """Whether the engine can hold the request's KV beside what it has."""
+    capacity = engine.kv_capacity_tokens
+    return capacity is None or max(0, engine.kv_tokens) + kv_need_tokens(request) <= capacity
+
+
+def usual_tokens_per_s(engines: Iterable[EngineView]) -> float:
+    """The median of the known prefill speeds; 0.0 if none is."""
+    return median([s for e in engines if (s := _known(e))] or [0.0])
+
+
+def _tokens_ahead(engine: EngineView, request: RequestView) -> float:
+    queued = QUEUED_AS_TOKENS * min(MOST_QUEUED, max(0, engine.queued))
+    return max(0, engine.prefill_tokens) + queued + uncached_tokens(request, engine.id)
+
+
+def _known(engine: EngineView) -> float:
+    """Its prefill speed, 0.0 if unknown."""
+    speed = engine.prefill_tokens_per_s
+    return speed if speed > 0 and math.isfinite(speed) else 0.0
+
+
+def _weight(engine: EngineView) -> float:
+    return min(1.0, max(LEAST_WEIGHT, engine.weight))

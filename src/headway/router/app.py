@@ -1,0 +1,138 @@
+"""What the router answers on which path."""
+
+import asyncio
+import json
+import math
+from typing import Final, cast
+from urllib.parse import unquote
+
+from headway.core.admission import Refused
+from headway.router.forward import forward, passes
+from headway.router.generation import Generation
+from headway.router.metrics import METRICS_TYPE
+from headway.router.openai import ENDPOINTS, BodyError, Kind, error_body, parse
+from headway.router.record import Record
+from headway.router.request import ClientGone, ClientRequest
+from headway.router.service import Service
+
+_JSON: Final = (b"content-type", b"application/json")
+_OPEN: Final = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that need no key: probes and scrapers have none."""
+
+
+class App:
+    """Answers clients."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, request: ClientRequest) -> None:
+        """One request, from its head to the end of its answer.
+
+        If the client leaves, the task is cancelled, and with it every leg.
+        """
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        unsubscribe = request.on_gone(lambda: _cancel(task))
+        try:
+            await self._answer(request)
+        except asyncio.CancelledError:
+            if not request.is_gone:
+                raise
+        except ClientGone:
+            pass
+        finally:
+            unsubscribe()
+
+    async def _answer(self, request: ClientRequest) -> None:
+        service = self._service
+        # Engines decode paths, so what a path means is judged decoded.
+        path = unquote(request.path)
+        if path in _OPEN:
+            self._open(request, path)
+            return
+        kind = ENDPOINTS.get(path) if request.method == "POST" else None
+        record = Record(service, request, kind)
+        if service.config.keys and not _known(service, request):
+            message = "the API key is missing or unknown; send Authorization: Bearer KEY"
+            challenge = [(b"www-authenticate", b"Bearer")]
+            record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
+        elif path == "/v1/models" and request.method in {"GET", "HEAD"}:
+            record.respond(200, "router", [_JSON], _models(service))
+        elif passes(path):
+            await self._admitted(record, path, kind)
+        else:
+            record.refuse(404, "the router serves no such path", "no such path")
+
+    async def _admitted(self, record: Record, path: str, kind: Kind | None) -> None:
+        service = self._service
+        seat = service.ceiling.admit(service.now())
+        if isinstance(seat, Refused):
+            after = [(b"retry-after", b"%d" % math.ceil(seat.retry_after_s))]
+            message = "the router serves as many requests as it may"
+            record.refuse(429, message, "ceiling", headers=after)
+            return
+        try:
+            if kind is None:
+                await forward(record)
+            else:
+                await self._generate(record, path)
+        finally:
+            service.ceiling.release(service.now())
+
+    async def _generate(self, record: Record, path: str) -> None:
+        service, request = self._service, record.request
+        try:
+            body = await request.body(service.config.router.max_body_bytes)
+            parsed = parse(path, body)
+        except BodyError as error:
+            record.refuse(
+                error.status, error.message, "bad body", param=error.param, code=error.code
+            )
+            return
+        except (asyncio.CancelledError, ClientGone):
+            record.end(499)
+            raise
+        service.retries.earn()
+        await Generation(service, request, parsed, body).run()
+
+    def _open(self, request: ClientRequest, path: str) -> None:
+        service = self._service
+        if request.method not in {"GET", "HEAD"}:
+            body = error_body(405, f"{path} answers GET")
+            request.respond(405, [_JSON, (b"allow", b"GET, HEAD")], body)
+        elif path == "/metrics":
+            engines = list(service.engines.values())
+            text = service.metrics.render(engines, service.now(), service.ceiling.in_flight)
+            request.respond(200, [METRICS_TYPE], text)
+        elif path == "/health" or service.ready():
+            request.respond(200, [], b"")
+        else:
+            request.respond(503, [_JSON], error_body(503, "no engine is ready"))
+
+
+def _cancel(task: asyncio.Task[object]) -> None:
+    task.cancel()
+
+
+def _known(service: Service, request: ClientRequest) -> bool:
+    for name, value in request.headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            key = value[7:].strip()
+        elif name == b"x-api-key":
+            key = value
+        else:
+            continue
+        if service.config.keys.check(key.decode("latin-1")) is not None:
+            return True
+    return False
+
+
+def _models(service: Service) -> bytes:
+    """The union over engines that are ready; the first to serve a model describes it."""
+    now_s = service.now()
+    found: dict[str, dict[str, object]] = {}
+    for engine in service.engines.values():
+        if engine.ready(now_s):
+            for model in engine.models:
+                found.setdefault(str(model.get("id")), model)
+    return json.dumps({"object": "list", "data": list(found.values())}).encode()

@@ -1,0 +1,361 @@
+"""One call to an engine: its answer, its limits in time, and how it can fail."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from typing import Final, NamedTuple, Protocol
+
+from headway.router.failures import (
+    FirstByteTimeout,
+    IdleTimeout,
+    TooLarge,
+    TotalTimeout,
+    UpstreamDied,
+)
+from headway.router.http1 import Headers, chunk
+from headway.router.request import HOLD_BYTES, ClientGone
+
+_TICK_S: Final = 0.002
+
+
+class Timeouts(NamedTuple):
+    """Limits of one call, in seconds; inf for none.
+
+    first_byte_s: from the request's last byte to the first byte of the answer's body.
+    idle_s: between bytes of the body after that. total_s: from the start to the end.
+    Time in which the client holds the body back counts for the total alone.
+    """
+
+    connect_s: float
+    first_byte_s: float
+    idle_s: float
+    total_s: float
+
+
+class Departing(Protocol):
+    """Someone who may leave. `ClientRequest` is one."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether they have left."""
+
+    def on_gone(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls back when they leave, at once if they have; returns a way to unsubscribe."""
+
+
+class Sink(Departing, Protocol):
+    """Where a body goes. `ClientRequest` is one."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether more is welcome."""
+
+    def write(self, data: bytes) -> None:
+        """Takes a piece, even while `writable` is False."""
+
+    def on_writable(self, callback: Callable[[], None] | None) -> None:
+        """Calls back each time `writable` turns True again."""
+
+
+class Carrier(Protocol):
+    """The connection that carries a call."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def write(self, data: bytes) -> None:
+        """Sends bytes of the request."""
+
+    async def room(self) -> None:
+        """Returns when the transport's buffer has room."""
+
+    def pause(self) -> None:
+        """Stops reading."""
+
+    def resume(self) -> None:
+        """Reads on."""
+
+    def drop(self) -> None:
+        """Closes at once; the engine sees a disconnect."""
+
+
+class Call:
+    """A request on its way and its answer.
+
+    status, headers, head_at_s (monotonic): valid once `UpstreamPool.send` has returned.
+    on_reused: the connection had carried a call before.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_connection",
+        "_done",
+        "_error",
+        "_first_by_s",
+        "_head",
+        "_loop",
+        "_parts",
+        "_paused",
+        "_sink",
+        "_size",
+        "_tap",
+        "_timeouts",
+        "_timer",
+        "_total_by_s",
+        "_upload",
+        "head_at_s",
+        "headers",
+        "last_byte_s",
+        "limit_bytes",
+        "on_reused",
+        "status",
+        "streaming",
+    )
+
+    def __init__(self, connection: Carrier, timeouts: Timeouts, *, on_reused: bool) -> None:
+        self._connection = connection
+        self._loop = loop = connection.loop
+        self._timeouts = timeouts
+        self.on_reused = on_reused
+        self.status = 0
+        self.headers: Headers = []
+        self.head_at_s = 0.0
+        self.last_byte_s = loop.time()
+        self.streaming = False  # bytes of the body have come
+        self.limit_bytes = HOLD_BYTES
+        self._head: asyncio.Future[None] = loop.create_future()
+        self._done: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self._complete = False
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._sink: Sink | None = None
+        self._tap: Callable[[bytes], None] | None = None
+        self._paused = False
+        self._upload: asyncio.Task[None] | None = None
+        self._first_by_s = inf
+        self._total_by_s = self.last_byte_s + timeouts.total_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body.
+
+        Raises UpstreamDied, FirstByteTimeout, IdleTimeout, TotalTimeout, BadUpstream, TooLarge;
+        the call is over then.
+        """
+        self.limit_bytes = limit
+        if self._size > limit:
+            self.fail(TooLarge(f"the answer is larger than {limit} bytes"))
+        else:
+            self._resume()
+        await self._finished()
+        return b"".join(self._parts)
+
+    async def pump(self, client: Sink, tap: Callable[[bytes], None] | None = None) -> None:
+        """Moves the body to the client as it comes, one write for each read; returns at its end.
+
+        Neither starts nor finishes the client's answer. tap: sees each piece before it is
+        written. While the client isn't writable the engine is held back.
+
+        Raises UpstreamDied, FirstByteTimeout, IdleTimeout, TotalTimeout, BadUpstream, with all
+        that came before written; ClientGone when the client left, the call being aborted by
+        then. Cancelling aborts it too.
+        """
+        unsubscribe = client.on_gone(self.client_left)
+        self._sink, self._tap = client, tap
+        client.on_writable(self._resume)
+        try:
+            if self._parts and not client.is_gone:
+                data = b"".join(self._parts)
+                self._parts.clear()
+                self._size = 0
+                self._deliver(client, data)
+            if client.writable:
+                self._resume()
+            await self._finished()
+            if client.is_gone:
+                raise ClientGone("the client left")
+        finally:
+            unsubscribe()
+            client.on_writable(None)
+            self._sink = self._tap = None
+
+    def abort(self) -> None:
+        """Ends the call and closes its connection at once. No-op once the call is over."""
+        self.fail(UpstreamDied("the call was aborted", before_head=not self._head.done()))
+
+    def client_left(self) -> None:
+        """Ends the call because nobody waits for its answer."""
+        self.fail(ClientGone("the client left"))
+
+    # The pool's side.
+
+    async def wait_head(self) -> None:
+        """Returns when status and headers are known; raises what ended the call before."""
+        if self._error is None:
+            await self._head
+        if self._error is not None and not self.status:
+            raise self._error
+
+    def sent(self) -> None:
+        """The request is out (or in the transport's hands): the wait for the answer begins."""
+        self._first_by_s = self._loop.time() + self._timeouts.first_byte_s
+        self._arm()
+
+    def upload(self, head: bytes, body: AsyncIterator[bytes], length: int | None) -> None:
+        """Sends a body as it comes, beside waiting for the answer. length: None for chunks."""
+        self._arm()
+        self._upload = self._loop.create_task(self._send_parts(head, body, length))
+
+    @property
+    def over(self) -> bool:
+        """Whether the call has ended, well or not."""
+        return self._complete or self._error is not None
+
+    # The connection's side.
+
+    def begin_answer(self, status: int, headers: Headers) -> None:
+        """The head has come."""
+        self.status = status
+        self.headers = headers
+        self.head_at_s = time.monotonic()
+        if not self._head.done():
+            self._head.set_result(None)
+
+    def add_body(self, data: bytes) -> None:
+        """More of the body has come."""
+        if not self.streaming:
+            self.streaming = True
+            self._arm()
+        if self._sink is not None:
+            self._deliver(self._sink, data)
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self.limit_bytes:
+            if self._done is not None:
+                self.fail(TooLarge(f"the answer is larger than {self.limit_bytes} bytes"))
+            else:
+                self._pause()
+
+    def end(self) -> None:
+        """The answer is complete."""
+        self._complete = True
+        self._paused = False  # the connection may be another call's by now
+        self._settle()
+
+    def fail(self, error: Exception) -> None:
+        """The call ends here; its connection is closed."""
+        if self.over:
+            return
+        self._error = error
+        self._connection.drop()
+        self._settle()
+
+    @property
+    def uploading(self) -> bool:
+        """Whether parts of the request are still to be sent."""
+        return self._upload is not None and not self._upload.done()
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._upload is not None:
+            self._upload.cancel()
+        if not self._head.done():
+            self._head.set_result(None)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    async def _finished(self) -> None:
+        if not self.over:
+            self._done = self._loop.create_future()
+            try:
+                await self._done
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+        if self._error is not None:
+            raise self._error
+
+    def _deliver(self, sink: Sink, data: bytes) -> None:
+        try:
+            if self._tap is not None:
+                self._tap(data)
+            sink.write(data)
+        except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
+            self.fail(error)
+            return
+        if not sink.writable:
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self._paused and not self.over:
+            self._paused = True
+            self._connection.pause()
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.last_byte_s = self._loop.time()
+            self._arm()
+            self._connection.resume()
+
+    async def _send_parts(
+        self, head: bytes, body: AsyncIterator[bytes], length: int | None
+    ) -> None:
+        connection = self._connection
+        limit_s = self._timeouts.idle_s if self._timeouts.idle_s < inf else None
+        left = length or 0
+        try:
+            connection.write(head)
+            async for part in body:
+                left -= len(part)
+                if left < 0 and length is not None:
+                    break
+                async with asyncio.timeout(limit_s):
+                    await connection.room()
+                if part:
+                    connection.write(part if length is not None else chunk(part))
+            if length is None:
+                connection.write(b"0\r\n\r\n")
+            elif left:
+                self.fail(ValueError("the body is not as long as its Content-Length says"))
+                return
+            self.sent()
+        except TimeoutError:
+            self.fail(IdleTimeout("the engine stopped taking the request"))
+        except Exception as error:  # noqa: BLE001 - the sender's own, raised where it waits
+            self.fail(error)
+
+    # Time: one timer, which looks at the clock again before it acts.
+
+    def _due_s(self) -> float:
+        if self._paused:
+            return self._total_by_s
+        if not self.streaming:
+            return min(self._first_by_s, self._total_by_s)
+        return min(self.last_byte_s + self._timeouts.idle_s, self._total_by_s)
+
+    def _arm(self) -> None:
+        due_s = self._due_s()
+        if self._timer is not None:
+            if self._timer.when() <= due_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if due_s < inf and not self.over:
+            self._timer = self._loop.call_at(due_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now_s = self._loop.time() + _TICK_S
+        if self._due_s() > now_s:
+            self._arm()
+        elif self._total_by_s <= now_s:
+            self.fail(TotalTimeout(f"unfinished after {self._timeouts.total_s:g} s"))
+        elif self.streaming:
+            self.fail(IdleTimeout(f"nothing came for {self._timeouts.idle_s:g} s"))
+        else:
+            self.fail(FirstByteTimeout(f"no answer for {self._timeouts.first_byte_s:g} s"))

@@ -1,0 +1,46 @@
+"""How a call to an engine can fail."""
+
+from headway.core.errors import HeadwayError
+
+
+class UpstreamError(HeadwayError):
+    """A call that failed.
+
+    sent_on_reused: the request went out on a connection used before and nothing came back, so
+    the engine may have closed it without ever reading the request.
+    """
+
+    sent_on_reused = False
+
+
+class ConnectFailed(UpstreamError):  # noqa: N818 - as ClientGone
+    """No connection: refused, unreachable, or not in time. Nothing was sent."""
+
+
+class FirstByteTimeout(UpstreamError):  # noqa: N818 - as ClientGone
+    """No head, or none of the body's bytes, in time."""
+
+
+class IdleTimeout(UpstreamError):  # noqa: N818 - as ClientGone
+    """The body stopped coming, or the engine stopped taking the request's."""
+
+
+class TotalTimeout(UpstreamError):  # noqa: N818 - as ClientGone
+    """The call took too long as a whole."""
+
+
+class UpstreamDied(UpstreamError):  # noqa: N818 - as ClientGone
+    """The connection ended before the answer did. before_head: before its head was complete."""
+
+    def __init__(self, message: str, *, before_head: bool, sent_on_reused: bool = False) -> None:
+        super().__init__(message)
+        self.before_head = before_head
+        self.sent_on_reused = sent_on_reused
+
+
+class BadUpstream(UpstreamError):  # noqa: N818 - as ClientGone
+    """What came is not a valid HTTP/1.1 answer."""
+
+
+class TooLarge(UpstreamError):  # noqa: N818 - as ClientGone
+    """The body exceeds what the caller would read."""

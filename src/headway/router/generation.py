@@ -1,0 +1,226 @@
+"""A generating request, from its body to the last byte of its answer."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from headway.core.routing.classify import length_class
+from headway.core.routing.pick import kv_need_tokens
+from headway.core.routing.strategy import RETRY_AFTER_S, Route
+from headway.core.routing.views import RequestView
+from headway.router.leg import Leg, LegFailed
+from headway.router.openai import Parsed, too_long, whole_body
+from headway.router.receipt import Receipt
+from headway.router.reply import Reply
+from headway.router.request import ClientGone, ClientRequest
+from headway.router.state import Engine
+from headway.router.upstream import Call, UpstreamError
+
+if TYPE_CHECKING:
+    from headway.router.service import Service
+
+ATTEMPTS: Final = 3
+"""Legs a request may cost on engines that fail; lengths refused don't count."""
+ERROR_LIMIT_BYTES: Final = 1 << 20
+_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
+_USAGE_BYTES: Final = 4_096
+"""Where to look for an answer's usage: at its end."""
+
+
+class Generation:
+    """One request: routed, sent, answered, counted.
+
+    The task that runs it is cancelled when the client leaves; every leg then cuts its
+    connection and gives its work back.
+    """
+
+    def __init__(
+        self, service: "Service", request: ClientRequest, parsed: Parsed, body: bytes
+    ) -> None:
+        self.service = service
+        self.parsed = parsed
+        self._request = request
+        self._body = body
+        self._attempts = 0
+        self._failure: LegFailed | None = None
+        known = parsed.prompt_token_ids
+        tokens = known
+        if tokens is None:
+            tokens = service.lengths.estimate(parsed.model, parsed.kind, parsed.prompt_bytes)
+        self._chain = service.prefixes.chain(parsed.prefix)
+        self.view = RequestView(
+            id=service.new_id(),
+            prompt_tokens=tokens,
+            max_tokens=parsed.max_tokens,
+            arrival_s=request.created_s,
+            ttft_limit_s=service.ttft_limit_s(tokens, parsed.ttft_slo_s),
+            splittable=parsed.splittable,
+            cached_tokens=service.cached_tokens(self._chain, len(parsed.prefix), tokens),
+            exact=known is not None,
+        )
+        self.receipt = Receipt(
+            request_id=self.view.id,
+            strategy=service.config.router.strategy,
+            reason="",
+            length_class=length_class(tokens, service.config.router.long_prompt_tokens),
+        )
+        self.reply = Reply(self, request)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV the request takes on an engine, tokens."""
+        return kv_need_tokens(self.view)
+
+    async def run(self) -> None:
+        """Serve it. Whatever happens, the client gets one answer and every count comes back."""
+        try:
+            while not await self._attempt():
+                pass
+        except (asyncio.CancelledError, ClientGone):
+            self.reply.status = 499
+            raise
+        finally:
+            self.reply.account()
+
+    async def _attempt(self) -> bool:
+        """One route; whether the request is answered."""
+        route = self.route()
+        if route.kind == "refuse":
+            self.give_up(route)
+            return True
+        if route.kind == "split":
+            # The seam to disaggregation, which drives legs of its own and answers by itself.
+            from headway.router.disagg import Split  # noqa: PLC0415
+
+            await Split(self, route).run()
+            return True
+        try:
+            await self.whole(route)
+        except LegFailed as failure:
+            if self.retry_after(failure):
+                return False
+            self.give_up()
+        return True
+
+    def route(self, why: str | None = None) -> Route:
+        """Ask the strategy; the receipt says what it answered, or `why` where that says more."""
+        service = self.service
+        route = service.strategy.route(
+            self.view, service.views(), service.now(), service.random.random()
+        )
+        reason = why or str(route.reason)
+        self.receipt = replace(self.receipt, reason=reason)
+        service.metrics.routes.labels(self.receipt.strategy, reason).inc()
+        return route
+
+    def retry_after(self, failure: LegFailed) -> bool:
+        """Whether to try again; the next route avoids the engine or pool that failed."""
+        # The first failure is what went wrong; the next ones may be its consequence. But whether
+        # a prompt is too long, the largest pool knows best, and a judgement of the request itself
+        # says more than an engine's death.
+        if self._failure is None or self._failure.too_long or failure.final:
+            self._failure = failure
+        if self.reply.started or not failure.retriable:
+            return False
+        view, service = self.view, self.service
+        if failure.too_long:
+            refused = view.too_long_for | {failure.engine.pool.name}
+            self.view = view._replace(too_long_for=refused)
+            return True
+        if not failure.stale:
+            self.view = view._replace(excluded=view.excluded | {failure.engine.id})
+        self._attempts += 1
+        late = self._spent_s >= service.config.router.timeouts.total_s
+        if late or self._attempts >= ATTEMPTS or not service.retries.spend(service.now()):
+            return False
+        service.metrics.retries.labels(failure.cause).inc()
+        return True
+
+    def give_up(self, route: Route | None = None) -> None:
+        """Answer with what went wrong; route: the refusal, where no engine is left to try."""
+        if self._failure is not None:
+            self.reply.fail(self._failure)
+        elif route is not None:
+            self.reply.refuse_route(route)
+        else:
+            after = (b"retry-after", b"%d" % RETRY_AFTER_S)
+            self.reply.refuse(503, "no engine could serve the request", [after])
+
+    @property
+    def _spent_s(self) -> float:
+        return self.service.now() - self.view.arrival_s
+
+    async def whole(self, route: Route, on_first: Callable[[], None] | None = None) -> None:
+        """All of it on one engine. Raises LegFailed."""
+        engine = self.service.engines[route.engine or ""]
+        with self.leg(engine, prefill_tokens=route.uncached_tokens) as leg:
+            call = await self.send(leg, whole_body(self.parsed, self._body))
+            await self.reply.pass_on(leg, call, on_first)
+
+    def leg(self, engine: Engine, *, prefill_tokens: int) -> Leg:
+        """A leg on `engine`; it is noted on the receipt and in the prefix map."""
+        self.service.prefixes.add(self._chain, engine.id)
+        self.receipt = replace(self.receipt, engines=(*self.receipt.engines, engine.id))
+        return Leg(
+            engine, self.service.now, prefill_tokens=prefill_tokens, kv_tokens=self.kv_tokens
+        )
+
+    async def send(
+        self,
+        leg: Leg,
+        body: bytes | AsyncIterator[bytes],
+        *,
+        length: int | None = None,
+        streams: bool | None = None,
+    ) -> Call:
+        """Send a leg; returns with the head of an answer that isn't an error. Raises LegFailed.
+
+        length: of a body that is an iterator.
+        streams: an answer begins before it is complete, so its first byte is due earlier.
+        """
+        request, engine = self._request, leg.engine
+        target = request.path.encode("latin-1")
+        if request.query:
+            target += b"?" + request.query
+        headers = self.service.upstream_headers(request.headers, engine)
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        if self.receipt.queue_s is None:
+            self.receipt = replace(self.receipt, queue_s=self._spent_s)
+        streams = self.parsed.stream if streams is None else streams
+        timeouts = self.service.timeouts(
+            self.view.prompt_tokens, streams=streams, spent_s=self._spent_s
+        )
+        # Sent again by the pool it would have the same id, and no budget would know.
+        call = await leg.send(request.method, target, headers, body, timeouts, resend=False)
+        if call.status < 400:
+            return call
+        leg.judge(call.status)
+        answer = await self.read(leg, call, ERROR_LIMIT_BYTES)
+        refused = too_long(call.status, answer)
+        raise LegFailed(
+            engine, call.status, str(call.status), call.headers, answer, too_long=refused
+        )
+
+    async def read(self, leg: Leg, call: Call, limit: int) -> bytes:
+        """An answer's whole body. Raises LegFailed."""
+        try:
+            return await call.read(limit)
+        except UpstreamError as error:
+            raise leg.broke(error, call.status) from error
+
+    def learn_length_from(self, body: bytes) -> None:
+        """A whole answer came; its usage is at its end."""
+        counts = _PROMPT_TOKENS.findall(body[-_USAGE_BYTES:])
+        if counts:
+            self.learn_length(int(counts[-1]))
+
+    def learn_length(self, prompt_tokens: int) -> None:
+        """An engine said how many tokens the prompt has."""
+        parsed = self.parsed
+        if parsed.prompt_token_ids is None and parsed.n == 1:
+            self.service.lengths.observe(
+                parsed.model, parsed.kind, parsed.prompt_bytes, prompt_tokens
+            )

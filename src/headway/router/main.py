@@ -1,0 +1,137 @@
+"""Runs a router: sockets, signals, reloads."""
+
+import asyncio
+import resource
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import uvloop
+
+from headway import config as settings
+from headway.core.errors import HeadwayError
+from headway.router.admin import Admin
+from headway.router.app import App
+from headway.router.downstream import ClientLimits, Server, serve
+from headway.router.log import Log
+from headway.router.reload import Reload
+from headway.router.service import Service
+
+ADMIN_HOST: Final = "127.0.0.1"
+FILES_BESIDE: Final = 1024
+"""Open files beside the two connections of each request: idle connections, for the most."""
+
+
+class ListenError(HeadwayError):
+    """An address that can't be listened on."""
+
+
+def run(
+    config: settings.Config,
+    read: Callable[[], settings.Config] | None,
+    say: Callable[[str], None],
+) -> int:
+    """Serve until told to stop; the exit status, which is 0.
+
+    read: reads the configuration again; None if it isn't in a file.
+    SIGINT and SIGTERM stop: answers in progress may end (router.timeouts.total_s bounds them), a
+    second signal cuts them. SIGHUP, and a changed file, reload. Raises HeadwayError if it can't
+    start.
+    """
+    _allow_files(config.router.max_concurrent, say)
+    log = Log(sys.stdout.buffer)
+    try:
+        return uvloop.run(_Run(config, read, say, log).until_stopped())
+    finally:
+        log.close()
+
+
+class _Run:
+    def __init__(
+        self,
+        config: settings.Config,
+        read: Callable[[], settings.Config] | None,
+        say: Callable[[str], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self._router = config.router
+        self._say = say
+        self._service = Service(config, say=say, log=log)
+        self._tls = settings.server_tls(config.router.tls) if config.router.tls else None
+        self._reload = Reload(config, read, say, self._service, self._tls)
+        self._stop = asyncio.Event()
+        self._cutting: asyncio.Task[None] | None = None
+
+    async def until_stopped(self) -> int:
+        router, service = self._router, self._service
+        loop = asyncio.get_running_loop()
+        limits = ClientLimits(max_connections=max(16_384, 2 * router.max_concurrent))
+        server = await _listen(App(service), router.host, router.port, limits, self._tls)
+        admin = None
+        if router.admin_port:
+            try:
+                admin = await _listen(Admin(service), ADMIN_HOST, router.admin_port)
+            except ListenError:
+                await server.close(0.0)
+                raise
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_stop, server)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.now, "SIGHUP")
+        service.start()
+        watch = asyncio.create_task(self._reload.watch())
+        scheme = "https" if self._tls else "http"
+        self._say(f"ready on {scheme}://{_place(router.host, server.port)} ({router.strategy})")
+        await self._stop.wait()
+        watch.cancel()
+        await server.close(service.config.router.timeouts.total_s)
+        if admin is not None:
+            await admin.close(0.0)
+        await service.stop()
+        self._say("stopped")
+        return 0
+
+    def _on_stop(self, server: Server) -> None:
+        if not self._stop.is_set():
+            if server.requests:
+                self._say(f"stopping; {server.requests} answers may end (once more to cut them)")
+            self._stop.set()
+        elif self._cutting is None:
+            self._say(f"cutting {server.requests} answers")
+            self._cutting = asyncio.get_running_loop().create_task(server.close(0.0))
+
+
+async def _listen(
+    app: App | Admin,
+    host: str,
+    port: int,
+    limits: ClientLimits | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Server:
+    try:
+        return await serve(app, host, port, limits, ssl=tls)
+    except OSError as error:
+        said = str(error.strerror or error)
+        # asyncio's own words repeat the address before the reason.
+        reason = said.rpartition(": ")[2].strip("'[]\"")
+        raise ListenError(f"cannot listen on {_place(host, port)}: {reason}") from error
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _allow_files(max_concurrent: int, say: Callable[[str], None]) -> None:
+    """Raise the limit of open files as far as it is needed and may go."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * max_concurrent + FILES_BESIDE
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        say(
+            f"warning: {most} files may be open, and {max_concurrent} requests at once may need "
+            f"{wanted}: raise the limit (ulimit -Hn) or lower router.max_concurrent"
+        )

@@ -1,0 +1,47 @@
+"""The APIs that vLLM serves, as the router sees them: one door to reading and rewriting.
+
+`bodies` and `prompt` read requests, `rewrite` makes the legs' bodies, `answers` reads and cleans
+answers, `errors` words failures, `headers` decides what passes. Nothing here waits or sends.
+"""
+
+from headway.router.answers import (
+    AnswerError,
+    Usage,
+    handoff_params,
+    strip_answer,
+    usage_of,
+)
+from headway.router.bodies import ENDPOINTS, Parsed, parse
+from headway.router.errors import BodyError, Kind, error_body, stream_error, too_long
+from headway.router.headers import (
+    ANSWER_HEADERS_DROPPED,
+    CLIENT_HEADERS_DROPPED,
+    answer_headers,
+    upstream_headers,
+)
+from headway.router.http1 import Headers
+from headway.router.rewrite import decode_body, prefill_body, whole_body
+
+__all__ = [
+    "ANSWER_HEADERS_DROPPED",
+    "CLIENT_HEADERS_DROPPED",
+    "ENDPOINTS",
+    "AnswerError",
+    "BodyError",
+    "Headers",
+    "Kind",
+    "Parsed",
+    "Usage",
+    "answer_headers",
+    "decode_body",
+    "error_body",
+    "handoff_params",
+    "parse",
+    "prefill_body",
+    "stream_error",
+    "strip_answer",
+    "too_long",
+    "upstream_headers",
+    "usage_of",
+    "whole_body",
+]

@@ -1,0 +1,90 @@
+"""The receipt: how a request was served, in the answer's headers and in the log."""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from headway.router.http1 import Headers
+
+_UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
+_TIMINGS: Final = (
+    ("queue", "queue_s"),
+    ("prefill", "prefill_s"),
+    ("handoff", "handoff_s"),
+    ("decode", "first_decode_s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """How one request was served. Seconds; None for what it didn't go through.
+
+    queue_s: from the request's arrival to the departure of its first leg. prefill_s: the prefill
+    leg, departure to answer. handoff_s: from that answer to the departure of the decode leg.
+    first_decode_s: from the departure of the leg that answers to the first byte of its answer.
+    engines: ids ("pool/host:port") in the order they were used. length_class: short or long.
+    """
+
+    request_id: str
+    strategy: str
+    reason: str
+    length_class: str
+    engines: tuple[str, ...] = ()
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    handoff_s: float | None = None
+    first_decode_s: float | None = None
+
+
+def server_timing(receipt: Receipt) -> bytes:
+    """The value of `Server-Timing`: milliseconds, as its specification says."""
+    stages = [
+        f"{name};dur={value * 1e3:.1f}"
+        for name, field in _TIMINGS
+        if (value := getattr(receipt, field)) is not None
+    ]
+    return ", ".join(stages).encode("ascii")
+
+
+def route(receipt: Receipt) -> bytes:
+    """The value of `X-Headway-Route`. It names pools; where engines are is no client's business."""
+    pools = "+".join(_safe(engine.partition("/")[0]) for engine in receipt.engines)
+    fields = [
+        _safe(receipt.strategy),
+        f'reason="{_safe(receipt.reason)}"',
+        f'class="{_safe(receipt.length_class)}"',
+    ]
+    if pools:
+        fields.append(f'pools="{pools}"')
+    return "; ".join(fields).encode("ascii")
+
+
+def receipt_headers(receipt: Receipt) -> Headers:
+    """Both headers; `Server-Timing` only if there is a time to tell."""
+    headers: Headers = [(b"x-headway-route", route(receipt))]
+    timing = server_timing(receipt)
+    if timing:
+        headers.append((b"server-timing", timing))
+    return headers
+
+
+def log_line(receipt: Receipt, **more: str | float | bool | None) -> str:
+    """The receipt as one line of JSON, engines included; `more` are fields of the caller's own.
+
+    For instance status, stream, prompt_tokens, answer_tokens, ttft_s, tpot_s.
+    """
+    fields = {key: _rounded(value) for key, value in (asdict(receipt) | more).items()}
+    fields["class"] = fields.pop("length_class")
+    return json.dumps(
+        {key: value for key, value in fields.items() if value is not None}, separators=(",", ":")
+    )
+
+
+def _safe(text: str) -> str:
+    """Text that can't end a quoted string or a header."""
+    return _UNSAFE.sub("_", text)
+
+
+def _rounded(value: object) -> object:
+    return round(value, 6) if isinstance(value, float) else value

@@ -1,0 +1,89 @@
+"""A request that no strategy routes: its receipt, its count and its line in the log."""
+
+from dataclasses import replace
+from typing import Final
+
+from headway.router.errors import Kind, error_body
+from headway.router.http1 import Headers
+from headway.router.receipt import Receipt, log_line, receipt_headers
+from headway.router.request import ClientRequest
+from headway.router.service import Service
+
+_JSON: Final = (b"content-type", b"application/json")
+_PATH_CHARS: Final = 128
+"""Of a path as logged."""
+
+
+class Record:
+    """What the router answers itself or passes on to one engine leaves this behind."""
+
+    def __init__(self, service: Service, request: ClientRequest, kind: Kind | None) -> None:
+        """kind: of a request that generates; None for all others."""
+        self.service = service
+        self.request = request
+        messages = request.path.startswith("/v1/messages")
+        self._form: Kind = kind or ("messages" if messages else "chat")
+        self._endpoint = kind or "other"
+        self._receipt = Receipt(
+            request_id=service.new_id(),
+            strategy=service.config.router.strategy,
+            reason="",
+            length_class="none",
+        )
+
+    def served(self, reason: str, *engines: str) -> None:
+        """How it is served, and on which engines; the queue ends here."""
+        queue_s = self._receipt.queue_s
+        if queue_s is None:
+            queue_s = self.service.now() - self.request.created_s
+        self._receipt = replace(self._receipt, reason=reason, engines=engines, queue_s=queue_s)
+
+    def headers(self) -> Headers:
+        """What the answer says about the request."""
+        service = self.service
+        client_id = service.client_id(self.request, self._receipt.request_id)
+        receipt = receipt_headers(self._receipt) if service.config.router.receipt else []
+        return [(b"x-request-id", client_id), *receipt]
+
+    def respond(self, status: int, reason: str, headers: Headers, body: bytes) -> None:
+        """A whole answer of the router's own."""
+        self.served(reason, *self._receipt.engines)
+        self.request.respond(status, [*headers, *self.headers()], body)
+        self.end(status)
+
+    def refuse(
+        self,
+        status: int,
+        message: str,
+        reason: str,
+        *,
+        headers: Headers | None = None,
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        """An error of the router's own, in the form of the API that was asked."""
+        body = error_body(status, message, param=param, code=code, kind=self._form)
+        self.respond(status, reason, [_JSON, *(headers or ())], body)
+
+    def end(self, status: int, *, broke_off: bool = False) -> None:
+        """Count and log it, once. status: 499 if the client left."""
+        service = self.service
+        service.metrics.requests.labels(self._endpoint, "none", str(status)).inc()
+        if broke_off:
+            service.metrics.truncated.inc()
+        if service.log is not None:
+            line = log_line(
+                self._receipt,
+                endpoint=self._endpoint,
+                status=status,
+                method=self.request.method,
+                path=self.request.path[:_PATH_CHARS],
+                client_request_id=self._client_id(),
+                broke_off=broke_off or None,
+            )
+            service.log(line)
+
+    def _client_id(self) -> str | None:
+        own = self._receipt.request_id
+        found = self.service.client_id(self.request, own).decode("ascii")
+        return None if found == own else found

@@ -1,0 +1,239 @@
+"""The client's side of a generating request: what it is answered, and what that looked like."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, cast
+
+from headway.core.routing.strategy import Reason, Route
+from headway.router.answers import AnswerError
+from headway.router.http1 import Headers
+from headway.router.leg import Leg, LegFailed
+from headway.router.openai import answer_headers, error_body, stream_error, strip_answer
+from headway.router.receipt import log_line, receipt_headers
+from headway.router.request import ClientRequest
+from headway.router.sse import StreamCleaner, StreamTap
+from headway.router.upstream import Call, Sink, UpstreamError
+
+if TYPE_CHECKING:
+    from headway.router.generation import Generation
+
+ANSWER_LIMIT_BYTES: Final = 1 << 28
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class Reply:
+    """One request's answer.
+
+    status: what the client was told, 499 if it left before, 0 while it is told nothing.
+    in_band_error: the answer broke off after its first byte.
+    """
+
+    def __init__(self, generation: "Generation", request: ClientRequest) -> None:
+        self._generation = generation
+        self._service = generation.service
+        self._parsed = generation.parsed
+        self._request = request
+        self._tap = StreamTap(generation.parsed.kind)
+        self.status = 0
+        self.in_band_error = False
+
+    @property
+    def started(self) -> bool:
+        """Some of it has left: no other engine may answer now."""
+        return self._request.started
+
+    async def pass_on(
+        self,
+        leg: Leg,
+        call: Call,
+        on_first: Callable[[], None] | None = None,
+        *,
+        cached_tokens: int | None = None,
+        clean: bool = False,
+    ) -> None:
+        """Pass an engine's answer on. Raises LegFailed while nothing of it has left.
+
+        on_first: called when the first bytes of its body have come.
+        clean: handoff parameters are taken out. cached_tokens: see `strip_answer`.
+        """
+        if self._parsed.stream:
+            # Of all streams only that of /v1/responses may carry handoff parameters.
+            clean = clean and self._parsed.kind == "responses"
+            cleaner = StreamCleaner(cached_tokens=cached_tokens) if clean else None
+            await self._stream(leg, call, on_first, cleaner)
+            return
+        body = await self._generation.read(leg, call, ANSWER_LIMIT_BYTES)
+        if on_first is not None:
+            on_first()
+        if clean:
+            try:
+                body = strip_answer(body, cached_tokens=cached_tokens)
+            except AnswerError as error:
+                raise leg.broke(error, call.status) from error
+        self._mark_first(leg)
+        self.status = call.status
+        headers = answer_headers(call.headers, rewritten=clean) + self._receipt_headers()
+        self._request.respond(call.status, headers, body)
+        self._generation.learn_length_from(body)
+
+    async def _stream(
+        self,
+        leg: Leg,
+        call: Call,
+        on_first: Callable[[], None] | None,
+        cleaner: StreamCleaner | None,
+    ) -> None:
+        """The head leaves with the first bytes of the body: until then another engine may try."""
+        request, tap, now, engine = self._request, self._tap, self._service.now, leg.engine
+
+        def passing(data: bytes) -> None:
+            if not request.started:
+                self._begin(leg, call, on_first, rewritten=cleaner is not None)
+            engine.last_byte_s = now_s = now()
+            tap.feed(data, now_s)
+
+        try:
+            sink = request if cleaner is None else cast("Sink", Cleaned(request, cleaner))
+            await call.pump(sink, passing)
+        except (UpstreamError, AnswerError) as error:
+            failed = leg.broke(error, call.status)
+            if not request.started:
+                raise failed from error
+            self._break_off(f"the engine failed while answering ({failed.cause})")
+            return
+        if not request.started:
+            self._begin(leg, call, on_first, rewritten=cleaner is not None)
+        request.finish()
+        if tap.usage is not None:
+            self._generation.learn_length(tap.usage.prompt_tokens)
+
+    def _begin(
+        self, leg: Leg, call: Call, on_first: Callable[[], None] | None, *, rewritten: bool
+    ) -> None:
+        if on_first is not None:
+            on_first()
+        self._mark_first(leg)
+        self.status = call.status
+        headers = answer_headers(call.headers, rewritten=rewritten) + self._receipt_headers()
+        self._request.start(call.status, headers)
+
+    def _mark_first(self, leg: Leg) -> None:
+        """The first bytes of the answer came from `leg`."""
+        leg.succeeded()
+        generation = self._generation
+        waited_s = self._service.now() - leg.sent_s
+        generation.receipt = replace(generation.receipt, first_decode_s=waited_s)
+        if self._parsed.stream:
+            leg.engine.learn_rate(leg.claim.ahead_tokens, waited_s)
+        leg.claim.prefilled(generation.view.prompt_tokens)
+
+    def _break_off(self, why: str) -> None:
+        """The answer can't be completed: say so in the stream, or cut it visibly."""
+        request, tap = self._request, self._tap
+        self.in_band_error = True
+        self._service.metrics.truncated.inc()
+        if request.is_gone:
+            request.abort()
+            return
+        event = stream_error(
+            why, self._parsed.kind, sequence_number=tap.events, mid_event=not tap.at_boundary
+        )
+        request.write(event)
+        request.finish()
+
+    def fail(self, failure: LegFailed) -> None:
+        """No engine gave a good answer: the client gets what this one said, as it said it."""
+        if failure.body is None or failure.status < 400:
+            self.refuse(failure.client_status, f"the engine gave no answer ({failure.cause})")
+            return
+        self.status = failure.status
+        headers = answer_headers(failure.headers) + self._receipt_headers()
+        self._request.respond(failure.status, headers, failure.body)
+
+    def refuse_route(self, route: Route) -> None:
+        """The strategy found no engine."""
+        if route.reason == Reason.TOO_LONG:
+            self.refuse(400, "the prompt and max_tokens exceed the context of every engine")
+        else:
+            seconds = b"%d" % max(1, round(route.retry_after_s or 1))
+            self.refuse(route.status, str(route.reason), [(b"retry-after", seconds)])
+
+    def refuse(self, status: int, message: str, headers: Headers | None = None) -> None:
+        """An error of the router's own."""
+        self.status = status
+        code = "context_length_exceeded" if status == 400 else None
+        body = error_body(status, message, code=code, kind=self._parsed.kind)
+        self._request.respond(status, [_JSON, *(headers or ()), *self._receipt_headers()], body)
+
+    def _receipt_headers(self) -> Headers:
+        service, generation = self._service, self._generation
+        headers = [(b"x-request-id", service.client_id(self._request, generation.view.id))]
+        if service.config.router.receipt:
+            headers += receipt_headers(generation.receipt)
+        return headers
+
+    def account(self) -> None:
+        """Metrics and the log line, once, when all is over."""
+        service, receipt, tap = self._service, self._generation.receipt, self._tap
+        view = self._generation.view
+        metrics, size = service.metrics, receipt.length_class
+        metrics.requests.labels(self._parsed.kind, size, str(self.status)).inc()
+        ttft_s = tpot_s = None
+        if tap.first_s is not None and tap.last_s is not None:
+            ttft_s = tap.first_s - view.arrival_s
+            metrics.ttft_s.labels(size).observe(ttft_s)
+            if tap.events > 2:
+                tpot_s = (tap.last_s - tap.first_s) / (tap.events - 2)
+                metrics.tpot_s.labels(size).observe(tpot_s)
+        if self.status != 499:
+            metrics.slo.labels(size, str(self._met(ttft_s, tpot_s)).lower()).inc()
+        if receipt.queue_s is not None:
+            metrics.added_s.labels("before first leg").observe(receipt.queue_s)
+        if receipt.handoff_s is not None:
+            metrics.added_s.labels("between legs").observe(receipt.handoff_s)
+        if service.log is not None:
+            service.log(
+                log_line(
+                    receipt,
+                    endpoint=self._parsed.kind,
+                    status=self.status,
+                    stream=self._parsed.stream,
+                    prompt_tokens=view.prompt_tokens,
+                    ttft_s=ttft_s,
+                    tpot_s=tpot_s,
+                    broke_off=self.in_band_error or None,
+                )
+            )
+
+    def _met(self, ttft_s: float | None, tpot_s: float | None) -> bool:
+        """Whether it met its limits; what isn't streamed only has to succeed."""
+        if not 200 <= self.status < 300 or self.in_band_error:
+            return False
+        limit_s = self._parsed.tpot_slo_s or self._service.config.router.slo.tpot_s
+        return (ttft_s is None or ttft_s <= self._generation.view.ttft_limit_s) and (
+            tpot_s is None or tpot_s <= limit_s
+        )
+
+
+class Cleaned:
+    """A client to which a stream goes through a cleaner: a `Sink`."""
+
+    def __init__(self, request: ClientRequest, cleaner: StreamCleaner) -> None:
+        self._request = request
+        self._cleaner = cleaner
+        self.on_gone = request.on_gone
+        self.on_writable = request.on_writable
+
+    @property
+    def is_gone(self) -> bool:
+        """The client left."""
+        return self._request.is_gone
+
+    @property
+    def writable(self) -> bool:
+        """The client keeps up."""
+        return self._request.writable
+
+    def write(self, data: bytes) -> None:
+        """Cleaned, as far as events are whole. Raises AnswerError."""
+        self._request.write(self._cleaner.feed(data))

@@ -1,0 +1,165 @@
+"""Watches and cleans a stream of server-sent events on its way from an engine to a client.
+
+Chunks are whatever the socket gave: an event, a line or a character may be cut anywhere.
+"""
+
+import json
+import re
+from typing import Any, Final
+
+from headway.router.answers import AnswerError, Usage, clean, usage_of
+from headway.router.bodies import TRANSFER_FIELDS, dump
+from headway.router.errors import Kind
+
+_START: Final = b"\ndata:"
+_KEEP: Final = len(_START) - 1
+_BOUNDARIES: Final = (b"\n\n", b"\n\r\n")
+_TAIL_BYTES: Final = 4096
+_TRIM_BYTES: Final = 6144
+_DECODER: Final = json.JSONDecoder()
+
+# Inside a JSON string these quotes would be escaped, so each matches only JSON's own fields.
+_USAGE: Final = re.compile(r'"usage":\s*(?=\{)')
+_FINISH: Final = re.compile(rb'(?<!\\)"finish_reason":\s*"([^"\\]*)"')
+_STOP: Final = re.compile(rb'(?<!\\)"stop_reason":\s*"([^"\\]*)"')
+_RESPONSE_END: Final = re.compile(rb'(?<!\\)"type":\s*"response\.(completed|incomplete|failed)"')
+_DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\r?\n")
+_MESSAGE_END: Final = re.compile(rb"(?:^|\n)event:\s*message_stop\r?\n")
+
+# Events that vLLM sends before there is a token: response.created, response.in_progress.
+_PREAMBLE: Final = {"responses": 2}
+
+
+class StreamTap:
+    """Counts a stream's events as they pass, without reading their JSON.
+
+    events: so far (`[DONE]` is one). first_s: when the first event that follows from a token
+    came, None before it; last_s: when the latest event came. Both by the caller's clock.
+    """
+
+    __slots__ = ("_edge", "_kind", "_preamble", "_tail", "events", "first_s", "last_s")
+
+    def __init__(self, kind: Kind = "chat") -> None:
+        self.events = 0
+        self.first_s: float | None = None
+        self.last_s: float | None = None
+        self._kind = kind
+        self._preamble = _PREAMBLE.get(kind, 0)
+        self._edge = b"\n\n"  # the end of what came: an event's start may be cut in two
+        self._tail = bytearray()
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Bytes that came at now_s."""
+        seen = self._edge + data
+        self._edge = seen[-_KEEP:]
+        tail = self._tail
+        tail += data
+        if len(tail) > _TRIM_BYTES:
+            del tail[:-_TAIL_BYTES]
+        events = seen.count(_START)
+        if events:
+            self.events += events
+            self.last_s = now_s
+            if self.first_s is None and self.events > self._preamble:
+                self.first_s = now_s
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether nothing of an unfinished event has passed."""
+        return self._edge.endswith(_BOUNDARIES)
+
+    @property
+    def done(self) -> bool:
+        """Whether the engine said that the stream is complete (`[DONE]` and its likes)."""
+        if self._kind == "responses":
+            return self.at_boundary and _RESPONSE_END.search(self._tail) is not None
+        end = _MESSAGE_END if self._kind == "messages" else _DONE
+        return end.search(self._tail) is not None
+
+    @property
+    def finish(self) -> str | None:
+        """Why the answer ended, as the engine words it; None if it hasn't said."""
+        words = {"responses": _RESPONSE_END, "messages": _STOP}.get(self._kind, _FINISH)
+        found = words.findall(self._tail)
+        return found[-1].decode("utf-8", "replace") if found else None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last usage near the stream's end; None if the engine sent none."""
+        text = self._tail.decode("utf-8", "replace")
+        for match in reversed(list(_USAGE.finditer(text))):
+            usage = usage_of(_object_at(text, match.end()))
+            if usage is not None:
+                return usage
+        return None
+
+
+class StreamCleaner:
+    """Takes handoff parameters out of a stream, event by event.
+
+    Events without them pass as the very bytes that came, and what isn't part of an unfinished
+    event passes at once. An unfinished event is held until it is whole: no client can use a part
+    of one, and so a stream that breaks off always ends, for the client, between two events.
+    limit: bytes of one event, above which the stream is refused.
+    """
+
+    def __init__(self, *, cached_tokens: int | None = None, limit: int = 1 << 26) -> None:
+        self._cached_tokens = cached_tokens
+        self._limit = limit
+        self._held = bytearray()
+        self._marks = tuple(f'"{name}"'.encode() for name in TRANSFER_FIELDS)
+        if cached_tokens is not None:
+            self._marks += (b'"cached_tokens"', b'"cache_read_input_tokens"')
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes that came; returns those that may pass now, perhaps none.
+
+        Raises AnswerError for an event that can't be cleaned or is longer than the limit.
+        """
+        if not self._held and data.endswith(_BOUNDARIES):
+            return self._cleaned(data)
+        start = max(0, len(self._held) - 3)
+        self._held += data
+        cut = max(_after(self._held, b"\n\n", start), _after(self._held, b"\n\r\n", start))
+        if cut <= 0:
+            if len(self._held) > self._limit:
+                raise AnswerError(f"an event of the stream is longer than {self._limit} bytes")
+            return b""
+        whole = bytes(self._held[:cut])
+        del self._held[:cut]
+        return self._cleaned(whole)
+
+    def _cleaned(self, events: bytes) -> bytes:
+        if not any(mark in events for mark in self._marks):
+            return events
+        return b"".join(
+            self._line(line) if line.startswith(b"data:") else line
+            for line in events.splitlines(keepends=True)
+        )
+
+    def _line(self, line: bytes) -> bytes:
+        if not any(mark in line for mark in self._marks):
+            return line
+        try:
+            fields: Any = json.loads(line[5:])
+        except (ValueError, RecursionError) as error:
+            raise AnswerError(
+                "an event of the stream isn't JSON, so it can't be cleaned"
+            ) from error
+        if not (isinstance(fields, dict) and clean(fields, self._cached_tokens)):
+            return line
+        return b"data: " + dump(fields) + line[len(line.rstrip(b"\r\n")) :]
+
+
+def _after(data: bytearray, mark: bytes, start: int) -> int:
+    """Where the last mark at or after start ends; 0 if there is none."""
+    at = data.rfind(mark, start)
+    return at + len(mark) if at >= 0 else 0
+
+
+def _object_at(text: str, at: int) -> object:
+    """The JSON value that starts there; None if it isn't whole."""
+    try:
+        return _DECODER.raw_decode(text, at)[0]
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,229 @@
+"""Connections to one engine: kept alive, used by one call at a time.
+
+`UpstreamPool.send` returns when the answer's head has come; the body then goes wherever the
+caller says: `Call.read` collects it, `Call.pump` moves it to a client without a task switch on
+the way. Every call ends by its body's end, an error, or `Call.abort`; but for the first, its
+connection is closed, which tells the engine to stop.
+"""
+
+import asyncio
+import re
+import ssl as tls
+from collections.abc import AsyncIterator
+from typing import Final
+
+from headway.router.call import Call, Departing, Sink, Timeouts
+from headway.router.connection import Connection
+from headway.router.failures import (
+    BadUpstream,
+    ConnectFailed,
+    FirstByteTimeout,
+    IdleTimeout,
+    TooLarge,
+    TotalTimeout,
+    UpstreamDied,
+    UpstreamError,
+)
+from headway.router.http1 import HOP_BY_HOP, Headers, content_length, head_bytes
+
+__all__ = [
+    "BadUpstream",
+    "Call",
+    "ConnectFailed",
+    "Departing",
+    "FirstByteTimeout",
+    "IdleTimeout",
+    "Sink",
+    "Timeouts",
+    "TooLarge",
+    "TotalTimeout",
+    "UpstreamDied",
+    "UpstreamError",
+    "UpstreamPool",
+]
+
+_METHOD: Final = re.compile(r"[A-Z]+")
+_TARGET: Final = re.compile(rb"/[!-~]*")
+_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"expect"}
+_ONE_WRITE_BYTES: Final = 65_536
+_BODILESS: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+
+
+class UpstreamPool:
+    """Keep-alive connections to one engine.
+
+    max_idle: kept at rest. idle_s: an older one isn't used again; it must be less than the
+    engine's own limit (uvicorn's is 5 s), or a request may meet the engine's close.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        ssl: tls.SSLContext | None = None,
+        max_idle: int = 64,
+        connect_timeout_s: float = 2.0,
+        idle_s: float = 4.0,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._ssl = ssl
+        self._max_idle = max_idle
+        self._connect_timeout_s = connect_timeout_s
+        self._idle_s = idle_s
+        self._idle: dict[Connection, float] = {}  # when each came to rest; newest last
+        self._busy: set[Connection] = set()
+        self._closed = False
+        literal = f"[{host}]" if ":" in host else host
+        self._host_field = f"{literal}:{port}".encode()
+
+    @property
+    def idle(self) -> int:
+        """Connections at rest."""
+        return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        """Connections in use."""
+        return len(self._busy)
+
+    async def send(
+        self,
+        method: str,
+        target: bytes,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes],
+        timeouts: Timeouts,
+        *,
+        client: Departing | None = None,
+        resend: bool = True,
+    ) -> Call:
+        """Sends a request and returns once the head of its answer is here.
+
+        headers: Host is added if absent; fields that frame the message are replaced, but for
+        the Content-Length of a body that is an iterator (chunked without one).
+        client: if it leaves meanwhile, the call is aborted and ClientGone raised. Cancelling
+        does the same.
+        resend: a connection that was used before may die because the engine closed it just
+        then. If nothing of an answer came, a request whose body is bytes goes out once more on
+        a fresh connection. False for requests that must not reach the engine twice; the error's
+        `sent_on_reused` then says that this may be what happened.
+
+        Raises ConnectFailed, FirstByteTimeout, TotalTimeout, UpstreamDied(before_head=True),
+        BadUpstream; IdleTimeout if the engine stops taking an iterator's bytes; whatever the
+        iterator raises.
+        """
+        length = len(body) if isinstance(body, bytes) else _declared(headers)
+        head = self._request_head(method, target, headers, length)
+        reused = self._take_idle()
+        if reused is not None:
+            try:
+                return await self._exchange(reused, method, head, body, length, timeouts, client)
+            except UpstreamDied as error:
+                if not (resend and isinstance(body, bytes) and error.sent_on_reused):
+                    raise
+        fresh = await self._connect(timeouts.connect_s, client)
+        return await self._exchange(fresh, method, head, body, length, timeouts, client)
+
+    def close(self) -> None:
+        """Closes what is at rest; connections in use close when their calls end."""
+        self._closed = True
+        self._discard_idle()
+
+    # What connections tell the pool.
+
+    def rest(self, connection: Connection) -> None:
+        """The connection's call ended well; it may be used again."""
+        self._busy.discard(connection)
+        if self._closed or len(self._idle) >= self._max_idle:
+            connection.close()
+        else:
+            self._idle[connection] = connection.loop.time()
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is of no more use."""
+        self._busy.discard(connection)
+        self._idle.pop(connection, None)
+
+    def _take_idle(self) -> Connection | None:
+        if not self._idle:
+            return None
+        connection, since_s = self._idle.popitem()
+        if connection.loop.time() - since_s < self._idle_s and connection.open:
+            return connection
+        connection.close()
+        self._discard_idle()  # the others have rested longer still
+        return None
+
+    def _discard_idle(self) -> None:
+        idle, self._idle = self._idle, {}
+        for connection in idle:
+            connection.close()
+
+    async def _connect(self, timeout_s: float, client: Departing | None) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise ConnectFailed(f"{self.host}:{self.port}: the pool is closed")
+        opening = loop.create_connection(
+            lambda: Connection(self, loop), self.host, self.port, ssl=self._ssl
+        )
+        try:
+            async with asyncio.timeout(min(timeout_s, self._connect_timeout_s)):
+                _, connection = await opening
+        except TimeoutError:
+            raise ConnectFailed(f"{self.host}:{self.port}: no connection in time") from None
+        except OSError as error:
+            raise ConnectFailed(f"{self.host}:{self.port}: {error}") from error
+        return connection
+
+    async def _exchange(
+        self,
+        connection: Connection,
+        method: str,
+        head: bytes,
+        body: bytes | AsyncIterator[bytes],
+        length: int | None,
+        timeouts: Timeouts,
+        client: Departing | None,
+    ) -> Call:
+        self._busy.add(connection)
+        call = connection.begin(method, timeouts)
+        unsubscribe = client.on_gone(call.client_left) if client is not None else None
+        try:
+            if isinstance(body, bytes):
+                if not call.over:
+                    connection.write(head)
+                    if body:
+                        connection.write(body)
+                    call.sent()
+            elif not call.over:
+                call.upload(head, body, length)
+            await call.wait_head()
+        except BaseException:
+            call.abort()
+            raise
+        finally:
+            if unsubscribe is not None:
+                unsubscribe()
+        return call
+
+    def _request_head(
+        self, method: str, target: bytes, headers: Headers, length: int | None
+    ) -> bytes:
+        if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
+            raise ValueError(f"not a request line: {method} {target!r}")
+        fields = [field for field in headers if field[0] not in _DROPPED]
+        if not any(name == b"host" for name, _ in fields):
+            fields.insert(0, (b"host", self._host_field))
+        framing = b""
+        if length is None:
+            framing = b"transfer-encoding: chunked\r\n"
+        elif length or method not in _BODILESS:
+            framing = b"content-length: %d\r\n" % length
+        return head_bytes(b"%b %b HTTP/1.1\r\n" % (method.encode(), target), fields, framing)
+
+
+def _declared(headers: Headers) -> int | None:
+    lengths = [value for name, value in headers if name == b"content-length"]
+    return content_length(lengths[0]) if lengths else None

@@ -1,0 +1,143 @@
+"""What people read: the explanation, the schema, the page; and flags in place of a file."""
+
+import json
+import pathlib
+import re
+import tomllib
+
+import pytest
+
+from headway import config
+from headway.config.model import STRATEGIES, Pool, Router
+from headway.config.problems import dotted
+from headway.config.reading import REQUIRED, all_settings
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = (ROOT / "docs/router-config.md").read_text()
+EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+ALL = [*all_settings(Router, ("router",)), *all_settings(Pool, ("pool",))]
+POOL = '[[pool]]\nname = "a"\nengines = ["http://127.0.0.1:8100"]\n'
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_of_the_page_are_right_and_raise_no_warning(example):
+    parsed = config.parse(example)
+    assert not config.warnings(parsed)
+    assert config.explain(parsed)
+
+
+def test_the_page_has_an_example_of_each_strategy():
+    assert {config.parse(example).router.strategy for example in EXAMPLES} == set(STRATEGIES)
+
+
+@pytest.mark.parametrize(("path", "setting"), ALL)
+def test_the_page_has_every_setting_with_its_default(path, setting):
+    row = next(row for row in PAGE.splitlines() if row.startswith(f"| `{dotted(path)}` |"))
+    _, _, default, meaning, _ = (cell.strip(" `") for cell in row.split("|"))
+    assert meaning == setting.meaning
+    if setting.default is REQUIRED:
+        assert default == "required"
+    elif setting.default in {None, ()}:
+        assert not default
+    else:
+        assert tomllib.loads(f"x = {default}")["x"] == setting.default
+
+
+def test_the_stored_schema_is_up_to_date():
+    stored = ROOT / "src/headway/router/headway.schema.json"
+    assert stored.read_text() == config.schema_text(), (
+        "run: python -c 'from headway import config; print(config.schema_text(), end=\"\")' "
+        f"> {stored.relative_to(ROOT)}"
+    )
+
+
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft7Validator.check_schema(config.schema())
+    return jsonschema.Draft7Validator(config.schema())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_schema_takes_what_the_parser_takes(validator, example):
+    assert validator.is_valid(tomllib.loads(example))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x = 1\n" + POOL,
+        POOL + "x = 1\n",
+        "[router]\nport = true\n" + POOL,
+        "[router]\nport = 65536\n" + POOL,
+        "[router.slo]\nttft_s = 0\n" + POOL,
+        '[router.tls]\ncert = "c"\n' + POOL,
+        '[router.keys]\nhashes = ["abc"]\n' + POOL,
+        '[router]\nstrategy = "best"\n' + POOL,
+        POOL.replace("http://", ""),
+        POOL.replace(":8100", ":8100/v1"),
+        '[[pool]]\nname = "a"\nengines = []\n',
+    ],
+)
+def test_the_schema_refuses_what_the_parser_refuses(validator, text):
+    assert not validator.is_valid(tomllib.loads(text))
+    with pytest.raises(config.ConfigError):
+        config.parse(text)
+
+
+def test_the_schema_describes_every_setting():
+    assert json.dumps(config.schema()).count('"description"') >= len(ALL)
+
+
+def test_the_explanation_says_where_each_value_is_from():
+    told = config.explain(config.parse("[router]\nport = 9\nslo.tpot_s = 0.2\n" + POOL))
+    assert re.search(r"^  port = 9 +line 2  ", told, re.MULTILINE)
+    assert re.search(r"^  tpot_s = 0\.2 +line 3  ", told, re.MULTILINE)
+    assert re.search(r"^  ttft_s = 1 +default  ", told, re.MULTILINE)
+    assert re.search(r'^  engines = \["http://127\.0\.0\.1:8100"\] +line 6  ', told, re.MULTILINE)
+
+
+def test_the_explanation_of_a_pool_says_what_it_does():
+    for example in EXAMPLES:
+        parsed = config.parse(example)
+        told = config.explain(parsed)
+        assert all(f"pool {pool.name}, " in told for pool in parsed.pools)
+        assert parsed.router.strategy in told
+
+
+def test_flags_make_the_configuration_that_a_file_would():
+    flags = config.from_flags(
+        engines=["http://127.0.0.1:1"], router={"port": 9, "slo": {"ttft_s": 2}}
+    )
+    text = '[router]\nport = 9\nslo.ttft_s = 2\n[[pool]]\nname="engines"\n'
+    assert flags == config.parse(text + 'engines = ["http://127.0.0.1:1"]\n')
+    assert re.search(r"ttft_s = 2 +--slo-ttft-s ", config.explain(flags))
+
+
+def test_prefill_and_decode_flags_disaggregate():
+    flags = config.from_flags(prefill=["http://h:1"], decode=["http://h:2", "http://h:3"])
+    assert flags.router.strategy == "disaggregated"
+    assert [(pool.role, len(pool.engines)) for pool in flags.pools] == [
+        ("prefill", 1),
+        ("decode", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ({}, ["--engine"]),
+        ({"prefill": ["http://h:1"]}, ["--decode"]),
+        ({"decode": ["http://h:1"]}, ["--prefill"]),
+        ({"engines": ["h:1", "http://h:1", "http://h:1"]}, ["--engine"]),
+        ({"prefill": ["h"], "decode": ["d"]}, ["--prefill", "--decode"]),
+        ({"engines": ["http://h:1"], "router": {"slo": {"ttft_s": 0}}}, ["--slo-ttft-s"]),
+        ({"engines": ["http://h:1"], "router": {"keys": {"file": "/absent"}}}, ["--keys-file"]),
+    ],
+)
+def test_problems_with_flags_name_the_flag(flags, keys):
+    with pytest.raises(config.ConfigError) as caught:
+        config.from_flags(**flags)
+    assert [problem.key for problem in caught.value.problems] == keys
+    assert "None" not in str(caught.value)

@@ -1,0 +1,439 @@
+"""A scriptable engine, and an oracle that knows what became of every handoff.
+
+The stub speaks HTTP by hand, so that it can fail at any byte. Like vLLM it makes handoffs in
+prefill legs, pulls them in decode legs, and frees one that a completion for an unknown model
+carries. Told nothing, it answers well and at once.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+import struct
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+MODEL = "m"
+TOKENS = 5
+"""Of every answer."""
+REFUSALS = {"400": 400, "429": 429, "503": 503, "500": 500}
+SILENT = ("hang before head", "die before head")
+HEADED = ("hang after head", "die after head")
+BROKEN = ("die after first byte", "die mid-event", "hang mid-stream")
+PARAMS = ("no params", "null params", "mistyped params", "params without blocks", "wrong flag")
+FAULTS = ("refuse", *REFUSALS, *SILENT, *HEADED, *BROKEN, "half json")
+
+
+class Oracle:
+    """What became of every handoff; `problems` is what no router may do."""
+
+    def __init__(self, lease_s=30.0):
+        self.lease_s = lease_s
+        self.made_s = {}
+        self.made_by = {}
+        self.state = {}
+        self.problems = []
+        self._ids = itertools.count()
+
+    def make(self, port):
+        name = f"handoff-{next(self._ids)}"
+        self.made_s[name] = time.monotonic()
+        self.made_by[name] = port
+        self.state[name] = "held"
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": f"engine-{port}",
+            "remote_request_id": name,
+            "remote_host": "127.0.0.1",
+            "remote_port": port,
+            "tp_size": 1,
+            "remote_block_ids": [[1, 2, 3]],
+        }
+
+    def sent(self, params):
+        """A decode leg with these came; it may be asked for once."""
+        name = params.get("remote_request_id")
+        if self.state.get(name) is None:
+            self.problems.append(f"{name} was never made")
+        elif self.state[name] == "gone":
+            return name  # the decode engine finds nobody to pull from
+        elif self.state[name] != "held":
+            self.problems.append(f"{name} came again, {self.state[name]} already")
+        elif time.monotonic() > self.made_s[name] + self.lease_s:
+            self.problems.append(f"{name} came after its lease")
+        else:
+            self.state[name] = "sent"
+        return name
+
+    def end(self, name, state):
+        if self.state[name] != "gone":
+            self.state[name] = state
+
+    def died(self, port):
+        """An engine's KV is gone with it."""
+        for name, maker in self.made_by.items():
+            if maker == port and name in self.state:
+                self.state[name] = "gone"
+
+    def free(self, params):
+        """A release came. vLLM shrugs at one for KV that is gone."""
+        name = params.get("remote_request_id")
+        if name not in self.state:
+            self.problems.append(f"{name} was released and never made")
+            return
+        self.end(name, "released")
+
+    @property
+    def left(self):
+        """Handoffs that nobody pulled or released: they wait for their lease to end."""
+        return sorted(n for n, s in self.state.items() if s in {"held", "sent", "lost"})
+
+
+@dataclass
+class Seen:
+    """A generating request as the engine saw it. end: done, fault, cut (the router left)."""
+
+    leg: str
+    path: str
+    headers: dict
+    fields: dict
+    raw: bytes
+    fault: str
+    end: str = ""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Left(Exception):  # noqa: N818 - it isn't an error
+    pass
+
+
+class _Die(Exception):  # noqa: N818 - as above
+    pass
+
+
+class _Link:
+    """One connection from the router."""
+
+    def __init__(self, reader, writer):
+        self._reader = reader
+        self._writer = writer
+        self._next = None
+
+    async def request(self):
+        first = await self._listening()
+        self._next = None
+        if not first:
+            raise _Left
+        head = first + await self._reader.readuntil(b"\r\n\r\n")
+        line, *fields = head.decode("latin-1").split("\r\n")
+        headers = dict(f.lower().split(": ", 1) for f in fields if ": " in f)
+        body = await self._reader.readexactly(int(headers.get("content-length", 0)))
+        method, target, _ = line.split(" ")
+        return method, target.partition("?")[0], headers, body
+
+    def _listening(self):
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._reader.read(1))
+        return self._next
+
+    async def hold(self, seconds=None):
+        """Wait; raises when the router leaves meanwhile."""
+        done, _ = await asyncio.wait([self._listening()], timeout=seconds)
+        if done:
+            raise _Left
+
+    def write(self, data):
+        self._writer.write(data)
+
+    def head(self, status, kind, *fields, length=None):
+        framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+        lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", framing, *fields]
+        self.write("\r\n".join([*lines, "", ""]).encode())
+
+    def chunk(self, data):
+        self.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def answer(self, status, body, *fields, kind="application/json"):
+        self.head(status, kind, *fields, length=len(body))
+        self.write(body)
+
+    def reset(self):
+        sock = self._writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+    async def close(self):
+        if self._next is not None:
+            self._next.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+                await self._next
+        self._writer.close()
+
+
+class Stub:
+    """One engine.
+
+    script: a fault for each generating request to come; when it is empty, `fault` is for all.
+    gap_s: between tokens. prefill_s, release_s: what these take.
+    prompt_tokens: what its usage says. sick: /health fails.
+    """
+
+    def __init__(self, oracle=None):
+        self.oracle = oracle or Oracle()
+        self.script = deque()
+        self.fault = ""
+        self.gap_s = 0.0
+        self.prefill_s = 0.0
+        self.release_s = 0.0
+        self.prompt_tokens = 7
+        self.max_model_len = 8192
+        self.sick = False
+        self.health_s = 0.0
+        self.progress = 0
+        self.seen = []
+        self.releases = 0
+        self.active = 0
+        self.port = 0
+        self._server = None
+        self._tasks = set()
+        self._links = set()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self):
+        """Dead: nothing listens, what was open is reset."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for link in list(self._links):
+            link.reset()
+        self.oracle.died(self.port)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader, writer):
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        link = _Link(reader, writer)
+        self._links.add(link)
+        try:
+            while True:
+                await self._one(link, *await link.request())
+        except _Die:
+            link.reset()
+        except (_Left, ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._links.discard(link)
+            self._tasks.discard(task)
+            await link.close()
+
+    async def _one(self, link, method, path, headers, body):
+        if path == "/health":
+            if self.health_s:
+                await link.hold(self.health_s)
+            link.answer(503 if self.sick else 200, b"")
+        elif path == "/metrics":
+            link.answer(200, self._metrics(), kind="text/plain")
+        elif path == "/v1/models":
+            models = [{"id": MODEL, "max_model_len": self.max_model_len}]
+            link.answer(200, json.dumps({"data": models}).encode())
+        elif method == "POST":
+            await self._generate(link, path, headers, body)
+        else:
+            link.answer(404, b"{}")
+
+    def _metrics(self):
+        return (
+            b'vllm:num_requests_running{engine="0"} %d\n'
+            b'vllm:generation_tokens_total{engine="0"} %d\n'
+            b'vllm:cache_config_info{block_size="16",num_gpu_blocks="100000"} 1.0\n'
+            % (self.active, self.progress)
+        )
+
+    async def _generate(self, link, path, headers, body):
+        fields = json.loads(body)
+        params = fields.get("kv_transfer_params") or {}
+        if fields.get("model") != MODEL:
+            if params:
+                if self.release_s:
+                    await link.hold(self.release_s)
+                self.releases += 1
+                self.oracle.free(params)
+            link.answer(404, b'{"error":{"message":"no such model","code":404}}')
+            return
+        leg = "whole"
+        if params.get("do_remote_decode"):
+            leg = "prefill"
+        elif params:
+            leg = "decode"
+        fault = self.script.popleft() if self.script else self.fault
+        seen = Seen(leg, path, headers, fields, body, fault)
+        self.seen.append(seen)
+        self.active += 1
+        name = self.oracle.sent(params) if leg == "decode" else None
+        try:
+            await self._answer(link, seen, name)
+            seen.end = "fault" if fault else "done"
+        except _Die:
+            seen.end = "fault"
+            raise
+        except BaseException:
+            seen.end = "cut"
+            if name is not None:  # an abort: the engine pulls no more and says so
+                self.oracle.end(name, "released")
+            raise
+        finally:
+            self.active -= 1
+            seen.over.set()
+
+    async def _answer(self, link, seen, name):
+        fault = seen.fault
+        if fault in REFUSALS:
+            if name is not None:
+                self.oracle.end(name, "held")  # the router has it released
+            status = REFUSALS[fault]
+            fields = ["retry-after: 7"] if status in {429, 503} else []
+            error = {"error": {"message": f"the stub says {status}", "code": status}}
+            link.answer(status, json.dumps(error).encode(), *fields)
+            return
+        if fault == "too long":
+            text = "This model's maximum context length is 10 tokens. Use less."
+            link.answer(400, json.dumps({"error": {"message": text, "code": 400}}).encode())
+            return
+        if fault == "hang before head":
+            await link.hold()
+        if fault == "die before head":
+            if name is not None:
+                self.oracle.end(name, "lost")
+            raise _Die
+        if self.prefill_s and seen.leg != "decode":
+            await link.hold(self.prefill_s)
+        if seen.leg == "prefill":
+            await self._prefilled(link, seen)
+        elif seen.fields.get("stream"):
+            await self._stream(link, seen, name)
+        else:
+            await self._whole(link, seen, name)
+
+    async def _prefilled(self, link, seen):
+        params = self.oracle.make(self.port)
+        name, fault = params["remote_request_id"], seen.fault
+        if fault in {"no params", "null params"}:
+            del self.oracle.state[name]
+            params = None
+        elif fault == "mistyped params":
+            params["remote_port"] = str(params["remote_port"])
+        elif fault == "params without blocks":
+            params["remote_block_ids"] = [[]]
+        elif fault == "wrong flag":
+            params["do_remote_prefill"] = False
+        answer = {"usage": {"prompt_tokens": self.prompt_tokens}, "kv_transfer_params": params}
+        if fault == "no params":
+            del answer["kv_transfer_params"]
+        try:
+            await self._send(link, json.dumps(answer).encode(), fault)
+        except _Left:
+            self.oracle.end(name, "released")  # an abort frees it
+            raise
+
+    async def _whole(self, link, seen, name):
+        text = "".join(f"t{i}" for i in range(TOKENS))
+        answer = {
+            "choices": [{"index": 0, "message": {"content": text}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": self.prompt_tokens, "completion_tokens": TOKENS},
+            "kv_transfer_params": {"secret": "host"} if name else None,
+        }
+        if seen.path == "/v1/messages":
+            answer["usage"] = {"input_tokens": self.prompt_tokens, "output_tokens": TOKENS}
+        await link.hold(self.gap_s * TOKENS) if self.gap_s else None
+        await self._send(link, json.dumps(answer).encode(), seen.fault, name)
+
+    async def _send(self, link, body, fault, name=None):
+        """An answer that isn't streamed, or a part of it."""
+        if fault == "half json":
+            body = body[: len(body) // 2]
+        if fault in {*HEADED, *BROKEN}:
+            link.head(200, "application/json", length=len(body))
+            if fault in BROKEN:
+                self._pulled(name)
+                link.write(body[: 1 if fault == "die after first byte" else len(body) // 2])
+            await self._stop(link, fault, name)
+        self._pulled(name)
+        link.answer(200, body)
+
+    async def _stop(self, link, fault, name):
+        if fault.startswith("hang"):
+            await link.hold()
+        if name is not None and fault in HEADED:
+            self.oracle.end(name, "lost")
+        await asyncio.sleep(0.02)  # what is written must leave before the reset
+        raise _Die
+
+    def _pulled(self, name):
+        if name is not None:
+            self.oracle.end(name, "pulled")
+
+    async def _stream(self, link, seen, name):
+        link.head(200, "text/event-stream")
+        if seen.fault in HEADED:
+            await self._stop(link, seen.fault, name)
+        events = list(events_of(seen.path, self.prompt_tokens, secret=name is not None))
+        for index, event in enumerate(events):
+            if index and self.gap_s:
+                await link.hold(self.gap_s)
+            self._pulled(name)
+            self.progress += 1
+            if seen.fault == "die after first byte":
+                link.chunk(event[:1])
+                await self._stop(link, seen.fault, name)
+            if index == 2 and seen.fault == "die mid-event":
+                link.chunk(event[: len(event) // 2])
+                await self._stop(link, seen.fault, name)
+            if index == 2 and seen.fault == "hang mid-stream":
+                await self._stop(link, seen.fault, name)
+            if index == 2 and seen.fault == "half json":
+                event = event[: len(event) // 2] + b"\n\n"  # noqa: PLW2901 - half of it
+            link.chunk(event)
+        link.write(b"0\r\n\r\n")
+
+
+def events_of(path, prompt_tokens=7, *, secret=False):
+    """A stream's events, as bytes."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": TOKENS}
+    if path == "/v1/messages":
+        yield _event("message_start", message={"usage": {"input_tokens": prompt_tokens}})
+        for i in range(TOKENS):
+            yield _event("content_block_delta", index=0, delta={"text": f"t{i}"})
+        yield _event("message_stop")
+    elif path == "/v1/responses":
+        yield _event("response.created", response={})
+        yield _event("response.in_progress", response={})
+        for i in range(TOKENS):
+            yield _event("response.output_text.delta", delta=f"t{i}")
+        done = {"usage": {"input_tokens": prompt_tokens, "output_tokens": TOKENS}}
+        if secret:
+            done["kv_transfer_params"] = {"secret": "host"}
+        yield _event("response.completed", response=done)
+    else:
+        for i in range(TOKENS):
+            choice = {"index": 0, "delta": {"content": f"t{i}"}, "finish_reason": None}
+            yield b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
+        yield b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode()
+        yield b"data: [DONE]\n\n"
+
+
+def _event(kind, **fields):
+    data = json.dumps({"type": kind, **fields}).encode()
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
