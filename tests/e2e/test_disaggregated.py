@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 
@@ -29,11 +30,17 @@ TOOLS = [
 def pair(engine):
     """A prefill and a decode engine, which start together."""
 
-    def start(port):
+    def start(port, core):
         flags = ("--kv-transfer-config", json.dumps(CONNECTOR), "--enable-prompt-tokens-details")
-        return engine("slo", *flags, port=port, VLLM_NIXL_SIDE_CHANNEL_PORT=str(free_port()))
+        own = {
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+            "VLLM_CPU_OMP_THREADS_BIND": str(core),
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        }
+        return engine("slo", *flags, port=port, **own)
 
-    with start(free_port()) as prefill, start(free_port()) as decode:
+    cores = sorted(os.sched_getaffinity(0))
+    with start(free_port(), cores[0]) as prefill, start(free_port(), cores[-1]) as decode:
         yield prefill, decode, start
 
 
@@ -60,10 +67,9 @@ async def completion(api, prompt, **more):
         model="tiny",
         prompt=prompt,
         max_tokens=10,
-        temperature=0,
         logprobs=2,
         extra_body={"ignore_eos": True, "return_token_ids": True},
-        **more,
+        **{"temperature": 0, **more},
     )
     if not more.get("stream"):
         return [choice.token_ids for choice in answer.choices], answer.usage
@@ -103,7 +109,7 @@ async def everything(url):
         usage = {"stream_options": {"include_usage": True}}
         streamed = [(await completion(api, p, stream=True, **usage))[0] for p in prompts()]
         mixed = await asyncio.gather(*(completion(api, p) for p in reversed(prompts())))
-        two, _ = await completion(api, prompts()[7], n=2)
+        two, _ = await completion(api, prompts()[7], n=2, temperature=0.8, seed=5)
         chats = [await chat(api, stream=stream) for stream in (False, True)]
         tools = await chat(api, stream=False, tools=TOOLS, tool_choice="none")
         texts = [text for text, _ in (*chats, tools)]
@@ -170,14 +176,14 @@ def test_a_client_that_leaves_frees_the_kv_on_both_engines(pair, routed, after_s
 def test_a_prefill_engine_that_dies_is_done_without_and_taken_back(engine, pair, router):
     """Requests are served whole meanwhile; once it is back, they are disaggregated again."""
     _, decode, start = pair
-    port = free_port()
+    port, core = free_port(), min(os.sched_getaffinity(0))
 
     async def ask(url):
         async with client(url) as api:
             return (await completion(api, prompts()[6]))[0]
 
     expected = asyncio.run(ask(decode.url))
-    with start(port) as first, router("--prefill", first.url, "--decode", decode.url) as routed:
+    with start(port, core) as first, router("--prefill", first.url, "--decode", decode.url) as routed:
         assert asyncio.run(ask(routed.url)) == expected
         first.launcher.terminate()
         first.wait()
@@ -185,7 +191,7 @@ def test_a_prefill_engine_that_dies_is_done_without_and_taken_back(engine, pair,
         assert routed.metric("headway:router_routes_total", reason="no prefill engine") + (
             routed.metric("headway:router_handoffs_total", event="fallback")
         )
-        with start(port):
+        with start(port, core):
             deadline = time.monotonic() + SETTLED_S
             used = routed.metric("headway:router_handoffs_total", event="used")
             while routed.metric("headway:router_handoffs_total", event="used") == used:
