@@ -183,7 +183,10 @@ def test_a_prefill_engine_that_dies_is_done_without_and_taken_back(engine, pair,
             return (await completion(api, prompts()[6]))[0]
 
     expected = asyncio.run(ask(decode.url))
-    with start(port, core) as first, router("--prefill", first.url, "--decode", decode.url) as routed:
+    with (
+        start(port, core) as first,
+        router("--prefill", first.url, "--decode", decode.url) as routed,
+    ):
         assert asyncio.run(ask(routed.url)) == expected
         first.launcher.terminate()
         first.wait()

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from headway.core.errors import HeadwayError
@@ -125,7 +124,7 @@ class Split:
             staged.release()
         if tokens is not None:
             generation.learn_length(tokens)
-        generation.receipt = replace(generation.receipt, prefill_s=waited_s)
+        generation.receipt.prefill_s = waited_s
         return self._handoff.prefill_answered(params, now())
 
     async def _decode(self, params: Params) -> Actions:
@@ -160,7 +159,7 @@ class Split:
         if late:
             raise _TooLate(late)
         handoff_s = now_s - self._answered_s
-        self._generation.receipt = replace(self._generation.receipt, handoff_s=handoff_s)
+        self._generation.receipt.handoff_s = handoff_s
         yield body
 
     def _puller(self) -> Engine | None:

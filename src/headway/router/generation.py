@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from headway.core.routing.classify import length_class
@@ -111,7 +110,7 @@ class Generation:
             self.view, service.views(), service.now(), service.random.random()
         )
         reason = why or str(route.reason)
-        self.receipt = replace(self.receipt, reason=reason)
+        self.receipt.reason = reason
         service.metrics.routes.labels(self.receipt.strategy, reason).inc()
         return route
 
@@ -162,7 +161,7 @@ class Generation:
     def leg(self, engine: Engine, *, prefill_tokens: int) -> Leg:
         """A leg on `engine`; it is noted on the receipt and in the prefix map."""
         self.service.prefixes.add(self._chain, engine.id)
-        self.receipt = replace(self.receipt, engines=(*self.receipt.engines, engine.id))
+        self.receipt.engines = (*self.receipt.engines, engine.id)
         return Leg(
             engine, self.service.now, prefill_tokens=prefill_tokens, kv_tokens=self.kv_tokens
         )
@@ -188,7 +187,7 @@ class Generation:
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
         if self.receipt.queue_s is None:
-            self.receipt = replace(self.receipt, queue_s=self._spent_s)
+            self.receipt.queue_s = self._spent_s
         streams = self.parsed.stream if streams is None else streams
         timeouts = self.service.timeouts(
             self.view.prompt_tokens, streams=streams, spent_s=self._spent_s

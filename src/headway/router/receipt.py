@@ -2,12 +2,13 @@
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from headway.router.http1 import Headers
 
 _UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"))
 _TIMINGS: Final = (
     ("queue", "queue_s"),
     ("prefill", "prefill_s"),
@@ -16,9 +17,9 @@ _TIMINGS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receipt:
-    """How one request was served. Seconds; None for what it didn't go through.
+    """How one request was served, written down as it goes. Seconds; None for what it skipped.
 
     queue_s: from the request's arrival to the departure of its first leg. prefill_s: the prefill
     leg, departure to answer. handoff_s: from that answer to the departure of the decode leg.
@@ -74,10 +75,20 @@ def log_line(receipt: Receipt, **more: str | float | bool | None) -> str:
 
     For instance status, stream, prompt_tokens, answer_tokens, ttft_s, tpot_s.
     """
-    fields = {key: _rounded(value) for key, value in (asdict(receipt) | more).items()}
-    fields["class"] = fields.pop("length_class")
-    return json.dumps(
-        {key: value for key, value in fields.items() if value is not None}, separators=(",", ":")
+    fields = {
+        "request_id": receipt.request_id,
+        "strategy": receipt.strategy,
+        "reason": receipt.reason,
+        "class": receipt.length_class,
+        "engines": receipt.engines,
+        "queue_s": receipt.queue_s,
+        "prefill_s": receipt.prefill_s,
+        "handoff_s": receipt.handoff_s,
+        "first_decode_s": receipt.first_decode_s,
+        **more,
+    }
+    return _ENCODER.encode(
+        {key: _rounded(value) for key, value in fields.items() if value is not None}
     )
 
 

@@ -1,6 +1,5 @@
 """A request that no strategy routes: its receipt, its count and its line in the log."""
 
-from dataclasses import replace
 from typing import Final
 
 from headway.router.errors import Kind, error_body
@@ -36,7 +35,8 @@ class Record:
         queue_s = self._receipt.queue_s
         if queue_s is None:
             queue_s = self.service.now() - self.request.created_s
-        self._receipt = replace(self._receipt, reason=reason, engines=engines, queue_s=queue_s)
+        receipt = self._receipt
+        receipt.reason, receipt.engines, receipt.queue_s = reason, engines, queue_s
 
     def headers(self) -> Headers:
         """What the answer says about the request."""

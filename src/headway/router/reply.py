@@ -1,7 +1,6 @@
 """The client's side of a generating request: what it is answered, and what that looked like."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from headway.core.routing.strategy import Reason, Route
@@ -122,7 +121,7 @@ class Reply:
         leg.succeeded()
         generation = self._generation
         waited_s = self._service.now() - leg.sent_s
-        generation.receipt = replace(generation.receipt, first_decode_s=waited_s)
+        generation.receipt.first_decode_s = waited_s
         if self._parsed.stream:
             leg.engine.learn_rate(leg.claim.ahead_tokens, waited_s)
         leg.claim.prefilled(generation.view.prompt_tokens)

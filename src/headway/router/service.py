@@ -1,14 +1,15 @@
 """What all requests of one router share, and what a reload changes."""
 
 import asyncio
+import itertools
 import json
 import math
 import os
 import random
 import re
+import secrets
 import ssl
 import time
-import uuid
 from collections.abc import Callable
 from typing import Final
 
@@ -60,6 +61,8 @@ class Service:
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._watching = False
+        self._id_prefix = secrets.token_hex(10)
+        self._ids = itertools.count()
         self.apply(config)
 
     def apply(self, config: settings.Config) -> None:
@@ -149,8 +152,8 @@ class Service:
     # What a request asks
 
     def new_id(self) -> str:
-        """An id no other request has."""
-        return uuid.uuid4().hex
+        """An id no other request has: this process's own part, then a count."""
+        return f"{self._id_prefix}{next(self._ids):012x}"
 
     def views(self) -> tuple[PoolView, ...]:
         """The pools as strategies see them now."""

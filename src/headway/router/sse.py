@@ -37,7 +37,16 @@ class StreamTap:
     came, None before it; last_s: when the latest event came. Both by the caller's clock.
     """
 
-    __slots__ = ("_edge", "_kind", "_preamble", "_tail", "events", "first_s", "last_s")
+    __slots__ = (
+        "_edge",
+        "_kept",
+        "_kept_bytes",
+        "_kind",
+        "_preamble",
+        "events",
+        "first_s",
+        "last_s",
+    )
 
     def __init__(self, kind: Kind = "chat") -> None:
         self.events = 0
@@ -46,22 +55,34 @@ class StreamTap:
         self._kind = kind
         self._preamble = _PREAMBLE.get(kind, 0)
         self._edge = b"\n\n"  # the end of what came: an event's start may be cut in two
-        self._tail = bytearray()
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Bytes that came at now_s."""
-        seen = self._edge + data
-        self._edge = seen[-_KEEP:]
-        tail = self._tail
-        tail += data
-        if len(tail) > _TRIM_BYTES:
-            del tail[:-_TAIL_BYTES]
-        events = seen.count(_START)
+        edge = self._edge
+        if len(data) < _KEEP:
+            seen = edge + data
+            events = seen.count(_START)
+            self._edge = seen[-_KEEP:]
+        else:
+            events = data.count(_START) + (edge + data[:_KEEP]).count(_START)
+            self._edge = data[-_KEEP:]
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        if self._kept_bytes > _TRIM_BYTES:
+            tail = b"".join(self._kept)[-_TAIL_BYTES:]
+            self._kept, self._kept_bytes = [tail], len(tail)
         if events:
             self.events += events
             self.last_s = now_s
             if self.first_s is None and self.events > self._preamble:
                 self.first_s = now_s
+
+    @property
+    def _tail(self) -> bytes:
+        """The end of the stream so far."""
+        return b"".join(self._kept)
 
     @property
     def at_boundary(self) -> bool:

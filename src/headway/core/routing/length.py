@@ -25,6 +25,8 @@ EARLY: Final = 8
 EARLY_OUTLIER: Final = 8.0
 OUTLIER: Final = 2.0
 """An observation beyond this many times the estimate, or below its inverse, is moved there."""
+REFIT: Final = 4
+"""After the first few, the line is fitted anew for every so many observations."""
 LEAST_RATE: Final = 1 / 64
 MOST_RATE: Final = 2.0
 """Tokens a byte; a byte that is no part of a longer token may still be JSON-escaped."""
@@ -83,7 +85,8 @@ class _Line:
         row = _moments(nbytes, believed)
         held[:] = [MEMORY * old + new for old, new in zip(held, row, strict=True)]
         self._seen += 1
-        self._overhead, self._rate = _fit((*PRIOR, *self._bins.values()))
+        if self._seen <= EARLY or self._seen % REFIT == 0:
+            self._overhead, self._rate = _fit((*PRIOR, *self._bins.values()))
 
 
 def _moments(nbytes: int, tokens: float, weight: float = 1.0) -> list[float]:
