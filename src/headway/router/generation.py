@@ -57,7 +57,7 @@ class Generation:
             ttft_limit_s=service.ttft_limit_s(tokens, parsed.ttft_slo_s),
             splittable=parsed.splittable,
             cached_tokens=service.cached_tokens(self._chain, len(parsed.prefix), tokens),
-            exact=known is not None,
+            exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
         )
         self.receipt = Receipt(
             request_id=self.view.id,
