@@ -176,7 +176,7 @@ class StepPlanner:
         by_time = self._model.largest_chunk(self._seconds, context_tokens, at_most)
         if by_time < at_most:
             worth_s = WORTH * self._model.read_s(context_tokens)
-            if self._seconds < worth_s:
+            if self._seconds < worth_s and worth_s > self._allowance.base_s:
                 return self._fit_costly(worth_s, context_tokens, at_most)
         return max(by_time, min(at_most, self._floor))
 
