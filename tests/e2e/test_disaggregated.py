@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -173,31 +174,28 @@ def test_a_client_that_leaves_frees_the_kv_on_both_engines(pair, routed, after_s
     assert all(not any(work.values()) for work in routed.works())
 
 
-def test_a_prefill_engine_that_dies_is_done_without_and_taken_back(engine, pair, router):
-    """Requests are served whole meanwhile; once it is back, they are disaggregated again."""
-    _, decode, start = pair
-    port, core = free_port(), min(os.sched_getaffinity(0))
+def test_a_prefill_engine_that_dies_is_done_without_and_taken_back(pair, routed):
+    """Requests are served whole meanwhile; once it is back, they are disaggregated again.
+
+    The last test of its pair.
+    """
+    prefill, decode, start = pair
 
     async def ask(url):
         async with client(url) as api:
             return (await completion(api, prompts()[6]))[0]
 
     expected = asyncio.run(ask(decode.url))
-    with (
-        start(port, core) as first,
-        router("--prefill", first.url, "--decode", decode.url) as routed,
-    ):
-        assert asyncio.run(ask(routed.url)) == expected
-        first.launcher.terminate()
-        first.wait()
-        assert asyncio.run(ask(routed.url)) == expected
-        assert routed.metric("headway:router_routes_total", reason="no prefill engine") + (
-            routed.metric("headway:router_handoffs_total", event="fallback")
-        )
-        with start(port, core):
-            deadline = time.monotonic() + SETTLED_S
-            used = routed.metric("headway:router_handoffs_total", event="used")
-            while routed.metric("headway:router_handoffs_total", event="used") == used:
-                assert asyncio.run(ask(routed.url)) == expected
-                assert time.monotonic() < deadline
-                time.sleep(1)
+    assert asyncio.run(ask(routed.url)) == expected
+    prefill.launcher.terminate()
+    prefill.wait()
+    assert asyncio.run(ask(routed.url)) == expected
+    without = routed.metric("headway:router_routes_total", reason="no prefill engine")
+    assert without + routed.metric("headway:router_handoffs_total", event="fallback")
+    with start(urlsplit(prefill.url).port, min(os.sched_getaffinity(0))):
+        deadline = time.monotonic() + SETTLED_S
+        used = routed.metric("headway:router_handoffs_total", event="used")
+        while routed.metric("headway:router_handoffs_total", event="used") == used:
+            assert asyncio.run(ask(routed.url)) == expected
+            assert time.monotonic() < deadline
+            time.sleep(1)

@@ -72,7 +72,7 @@ def answer_headers(headers: Iterable[tuple[bytes, bytes]], *, rewritten: bool = 
 
 def _passed(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
     """All but those dropped, ours, and those of the connection itself."""
-    known = list(headers)
+    known = [(name.lower(), value) for name, value in headers]
     connection = hop_by_hop(known)
     return [
         (name, value)
