@@ -473,7 +473,9 @@ class Abandoned:
         request.on_gone(lambda: self.called.append("first"))
         request.on_gone(lambda: self.called.append("removed"))()
         await self.get_there(request)
-        await request.wait_gone()
+        gone = asyncio.Event()
+        request.on_gone(gone.set)
+        await gone.wait()
         assert request.is_gone
         request.on_gone(lambda: self.called.append("late"))
         if not request.started:

@@ -72,6 +72,7 @@ class Conductor:
         speculation = scheduler.vllm_config.speculative_config
         self._draft_slots = speculation.max_num_new_slots_for_drafting if speculation else 0
         self._further_starts = 0
+        self._starting = 0
         self._nothing_to_spare = False
         self._running_before = 0
         self._next_warm_s = 0.0
@@ -154,7 +155,7 @@ class Conductor:
         now_s: float,
     ) -> Step:
         vllm = self._vllm
-        starting = self._starting_tokens()
+        starting = self._starting = self._starting_tokens()
         seats = vllm.max_num_active_reqs - len(vllm.running) - vllm.num_waiting_for_streaming_input
         if vllm._pause_state.name != "UNPAUSED" or not self.queue:
             seats = 0
@@ -260,7 +261,7 @@ class Conductor:
                 self._withheld.append((request, request.num_output_placeholders))
                 request.num_output_placeholders = -withheld
         if self.policy.budget.uses_deadlines:
-            tokens = decode_tokens + self._starting_tokens() + plan.tokens
+            tokens = decode_tokens + self._starting + plan.tokens
             # A padded start is taken whole or not at all.
             least = self._judge.least_tokens
             tokens += sum([c.left for c in plan.admitted if c.tokens + c.left <= least])

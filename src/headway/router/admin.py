@@ -5,13 +5,13 @@ import re
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from headway.router.http1 import JSON_TYPE
 from headway.router.metrics import METRICS_TYPE
 from headway.router.openai import error_body
 from headway.router.request import ClientRequest
 from headway.router.service import Service
 from headway.router.state import Engine
 
-_JSON: Final = (b"content-type", b"application/json")
 _LOOPBACK: Final = re.compile(rb"(?:127\.\d+\.\d+\.\d+|\[::1\]|localhost)(?::\d+)?")
 
 
@@ -24,9 +24,9 @@ class Admin:
     async def __call__(self, request: ClientRequest) -> None:
         """One request."""
         if _from_a_page(request):
-            request.respond(403, [_JSON], error_body(403, "not for web pages; use curl"))
+            request.respond(403, [JSON_TYPE], error_body(403, "not for web pages; use curl"))
         elif request.path == "/state" and request.method == "GET":
-            request.respond(200, [_JSON], json.dumps(self.state(), indent=1).encode())
+            request.respond(200, [JSON_TYPE], json.dumps(self.state(), indent=1).encode())
         elif request.path == "/metrics" and request.method == "GET":
             service = self._service
             engines = list(service.engines.values())
@@ -36,7 +36,7 @@ class Admin:
             self._drain(request, draining=request.path == "/drain")
         else:
             message = "use GET /state, GET /metrics, POST /drain?engine=ID, POST /undrain?engine=ID"
-            request.respond(404, [_JSON], error_body(404, message))
+            request.respond(404, [JSON_TYPE], error_body(404, message))
 
     def state(self) -> dict[str, Any]:
         """Everything a person would ask for."""
@@ -68,13 +68,13 @@ class Admin:
         if engine is None:
             known = ", ".join(self._service.engines)
             request.respond(
-                404, [_JSON], error_body(404, f"no engine {wanted!r}; there are: {known}")
+                404, [JSON_TYPE], error_body(404, f"no engine {wanted!r}; there are: {known}")
             )
             return
         if engine.draining and not draining:
             engine.breaker.readmitted(self._service.now())
         engine.draining = draining
-        request.respond(200, [_JSON], json.dumps(_of(engine, self._service.now())).encode())
+        request.respond(200, [JSON_TYPE], json.dumps(_of(engine, self._service.now())).encode())
 
 
 def _from_a_page(request: ClientRequest) -> bool:

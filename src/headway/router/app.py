@@ -9,13 +9,13 @@ from urllib.parse import unquote
 from headway.core.admission import Refused
 from headway.router.forward import forward, passes
 from headway.router.generation import Generation
+from headway.router.http1 import JSON_TYPE
 from headway.router.metrics import METRICS_TYPE
 from headway.router.openai import ENDPOINTS, BodyError, Kind, error_body, parse
 from headway.router.record import Record
 from headway.router.request import ClientGone, ClientRequest
 from headway.router.service import Service
 
-_JSON: Final = (b"content-type", b"application/json")
 _OPEN: Final = frozenset({"/health", "/ready", "/metrics"})
 """Paths that need no key: probes and scrapers have none."""
 
@@ -57,7 +57,7 @@ class App:
             challenge = [(b"www-authenticate", b"Bearer")]
             record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
         elif path == "/v1/models" and request.method in {"GET", "HEAD"}:
-            record.respond(200, "router", [_JSON], _models(service))
+            record.respond(200, "router", [JSON_TYPE], _models(service))
         elif passes(path):
             await self._admitted(record, path, kind)
         else:
@@ -99,7 +99,7 @@ class App:
         service = self._service
         if request.method not in {"GET", "HEAD"}:
             body = error_body(405, f"{path} answers GET")
-            request.respond(405, [_JSON, (b"allow", b"GET, HEAD")], body)
+            request.respond(405, [JSON_TYPE, (b"allow", b"GET, HEAD")], body)
         elif path == "/metrics":
             engines = list(service.engines.values())
             text = service.metrics.render(engines, service.now(), service.ceiling.in_flight)
@@ -107,7 +107,7 @@ class App:
         elif path == "/health" or service.ready():
             request.respond(200, [], b"")
         else:
-            request.respond(503, [_JSON], error_body(503, "no engine is ready"))
+            request.respond(503, [JSON_TYPE], error_body(503, "no engine is ready"))
 
 
 def _cancel(task: asyncio.Task[object]) -> None:

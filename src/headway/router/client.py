@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from headway.router.chunked import ChunkedReader
 from headway.router.errors import BodyError, error_body
-from headway.router.http1 import BadRequest, HeadReader, RequestHead
+from headway.router.http1 import JSON_TYPE, BadRequest, HeadReader, RequestHead
 from headway.router.request import (
     HOLD_BYTES,
     BodyMalformed,
@@ -29,7 +29,6 @@ App = Callable[[ClientRequest], Awaitable[None]]
 exception becomes an answer: a BodyError its own, any other a 500 (or a cut after the head)."""
 
 _log = logging.getLogger("headway.router")
-_JSON: Final[tuple[bytes, bytes]] = (b"content-type", b"application/json")
 _BACKLOG_BYTES: Final = 65_536
 """Pipelined bytes kept while an answer is owed."""
 _LINGER_S: Final = 2.0
@@ -323,7 +322,7 @@ class ClientConnection(asyncio.Protocol):
         if request.started:
             request.abort()
         else:
-            request.respond(status, [_JSON], error_body(status, message))
+            request.respond(status, [JSON_TYPE], error_body(status, message))
 
     def _refuse(self, status: int, message: str) -> None:
         """Answers what is no request, and closes."""
@@ -333,7 +332,7 @@ class ClientConnection(asyncio.Protocol):
         )
         self._keep = False
         self._request = request = ClientRequest(self, head, self._peer)
-        request.start(status, [_JSON], length=len(body))
+        request.start(status, [JSON_TYPE], length=len(body))
         request.write(body)
         request.finished = True
         self._request = None

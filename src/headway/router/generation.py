@@ -9,6 +9,7 @@ from headway.core.routing.classify import length_class
 from headway.core.routing.pick import kv_need_tokens
 from headway.core.routing.strategy import RETRY_AFTER_S, Route
 from headway.core.routing.views import RequestView
+from headway.router.disagg import Split
 from headway.router.leg import Leg, LegFailed
 from headway.router.openai import Parsed, too_long, whole_body
 from headway.router.receipt import Receipt
@@ -91,8 +92,6 @@ class Generation:
             return True
         if route.kind == "split":
             # The seam to disaggregation, which drives legs of its own and answers by itself.
-            from headway.router.disagg import Split  # noqa: PLC0415
-
             await Split(self, route).run()
             return True
         try:

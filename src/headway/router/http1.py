@@ -22,6 +22,7 @@ import httptools
 from headway.core.errors import HeadwayError
 
 Headers = list[tuple[bytes, bytes]]
+JSON_TYPE: Final[tuple[bytes, bytes]] = (b"content-type", b"application/json")
 """Fields in order; names are lower-case, values carry no white space at their ends."""
 
 HEAD_BYTES: Final = 65_536

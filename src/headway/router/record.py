@@ -3,12 +3,11 @@
 from typing import Final
 
 from headway.router.errors import Kind, error_body
-from headway.router.http1 import Headers
+from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.receipt import Receipt, log_line, receipt_headers
 from headway.router.request import ClientRequest
 from headway.router.service import Service
 
-_JSON: Final = (b"content-type", b"application/json")
 _PATH_CHARS: Final = 128
 """Of a path as logged."""
 
@@ -63,7 +62,7 @@ class Record:
     ) -> None:
         """An error of the router's own, in the form of the API that was asked."""
         body = error_body(status, message, param=param, code=code, kind=self._form)
-        self.respond(status, reason, [_JSON, *(headers or ())], body)
+        self.respond(status, reason, [JSON_TYPE, *(headers or ())], body)
 
     def end(self, status: int, *, broke_off: bool = False) -> None:
         """Count and log it, once. status: 499 if the client left."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from headway.core.routing.strategy import Reason, Route
 from headway.router.answers import AnswerError
-from headway.router.http1 import Headers
+from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.leg import Leg, LegFailed
 from headway.router.openai import answer_headers, error_body, stream_error, strip_answer
 from headway.router.receipt import log_line, receipt_headers
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from headway.router.generation import Generation
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28
-_JSON: Final = (b"content-type", b"application/json")
 
 
 class Reply:
@@ -103,8 +102,9 @@ class Reply:
         if not request.started:
             self._begin(leg, call, on_first, rewritten=cleaner is not None)
         request.finish()
-        if tap.usage is not None:
-            self._generation.learn_length(tap.usage.prompt_tokens)
+        usage = tap.usage
+        if usage is not None:
+            self._generation.learn_length(usage.prompt_tokens)
 
     def _begin(
         self, leg: Leg, call: Call, on_first: Callable[[], None] | None, *, rewritten: bool
@@ -162,7 +162,7 @@ class Reply:
         self.status = status
         code = "context_length_exceeded" if status == 400 else None
         body = error_body(status, message, code=code, kind=self._parsed.kind)
-        self._request.respond(status, [_JSON, *(headers or ()), *self._receipt_headers()], body)
+        self._request.respond(status, [JSON_TYPE, *(headers or ()), *self._receipt_headers()], body)
 
     def _receipt_headers(self) -> Headers:
         service, generation = self._service, self._generation

@@ -260,17 +260,6 @@ class ClientRequest:
         calls.append(callback)
         return lambda: calls.remove(callback) if callback in calls else None
 
-    async def wait_gone(self) -> None:
-        """Returns when the client has left."""
-        if self.is_gone:
-            return
-        gone = asyncio.get_running_loop().create_future()
-        unsubscribe = self.on_gone(lambda: None if gone.done() else gone.set_result(None))
-        try:
-            await gone
-        finally:
-            unsubscribe()
-
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """Calls back each time `writable` turns True again. One callback at a time."""
         self._writable_call = callback
