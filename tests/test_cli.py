@@ -232,3 +232,19 @@ def test_the_bundled_model_runs_in_float32_where_bfloat16_is_emulated(tmp_path):
     assert not command.computes_bf16(cpuinfo)
     cpuinfo.write_text("flags : fpu avx512f avx512_bf16")
     assert command.computes_bf16(cpuinfo)
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "waits"),
+    [
+        (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), True, True),
+        (("--kv-transfer-config.kv_connector=NixlConnector",), True, True),
+        (("--kv-transfer-config", '{"kv_connector": "NixlConnector"}'), False, False),
+        (("--kv-transfer-config", '{"kv_connector": "LMCacheConnectorV1"}'), True, False),
+        ((), True, False),
+    ],
+)
+def test_an_engine_on_a_cpu_keeps_its_core_from_nixl(flags, cpu, waits):
+    wish = command.Wish(model="m", bundled=None, vllm_flags=flags)
+    env = command.build(wish, {}, cpu=cpu, cores=(0, 1)).env
+    assert ("HEADWAY_NIXL_WAIT_US" in env) == waits

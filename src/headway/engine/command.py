@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from headway.core.batching import settings
 from headway.core.errors import SettingError
+from headway.engine import nixl
 
 STOCK: Final = "vllm"
 """The policy name that stands for vLLM's own scheduler."""
@@ -108,7 +109,7 @@ def build(
     argv += wish.vllm_flags
     return EngineCommand(
         argv=tuple(argv),
-        env={**_environment(wish, cpu=cpu, cores=cores), **environ},
+        env={**_environment(wish, flags, cpu=cpu, cores=cores), **environ},
         url=_url(flags),
         served_name=flags.value("--served-model-name") or wish.bundled or wish.model,
         settings=parsed,
@@ -163,7 +164,7 @@ def _bundled_flags(name: str, flags: "_Flags", *, cpu: bool) -> dict[str, str | 
     return defaults
 
 
-def _environment(wish: Wish, *, cpu: bool, cores: Sequence[int]) -> dict[str, str]:
+def _environment(wish: Wish, flags: "_Flags", *, cpu: bool, cores: Sequence[int]) -> dict[str, str]:
     env = {"VLLM_NO_USAGE_STATS": "1"}
     if Path(wish.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
@@ -173,6 +174,9 @@ def _environment(wish: Wish, *, cpu: bool, cores: Sequence[int]) -> dict[str, st
         # vLLM sets one core aside for its other processes, and fails where there is no other.
         env["VLLM_CPU_OMP_THREADS_BIND"] = str(cores[0])
         env["VLLM_CPU_NUM_OF_RESERVED_CPU"] = "0"
+    kv_flags = [name for name in flags.names if name.startswith("--kv-transfer-config")]
+    if cpu and any("Nixl" in (flags.value(name) or "") for name in kv_flags):
+        env[nixl.WAIT_VARIABLE] = str(nixl.WAIT_US)
     return env
 
 

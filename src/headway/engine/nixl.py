@@ -1,0 +1,63 @@
+"""A NIXL that waits instead of spinning, where a core is too much for it.
+
+NIXL's progress thread waits for events no longer than the agent's `pthrDelay`, which its Python
+API sets to 0: one thread of every worker spins. Beside a GPU that costs one of many cores; an
+engine that computes on one CPU core loses half of it. The thread wakes for events in any case,
+so a longer wait costs no latency.
+
+vLLM loads this as a plugin (`vllm.general_plugins`) in each of its processes. It does nothing
+unless `WAIT_VARIABLE` is set, as `headway serve` does for engines on CPUs.
+"""
+
+import importlib
+import logging
+import os
+from typing import Any, Final
+
+WAIT_VARIABLE: Final = "HEADWAY_NIXL_WAIT_US"
+WAIT_US: Final = 1000
+"""What NIXL rounds a shorter wait up to."""
+_RCACHE_VARIABLE: Final = "UCX_RCACHE_MAX_UNRELEASED"
+_RCACHE: Final = "1024"
+"""What vLLM sets before it imports NIXL, and can't afterwards."""
+
+_log = logging.getLogger("headway.engine")
+
+
+def register() -> None:
+    """Make NIXL agents of this process wait, if the environment says how long (microseconds)."""
+    wait = os.environ.get(WAIT_VARIABLE, "")
+    if not wait.isdecimal():
+        return
+    os.environ.setdefault(_RCACHE_VARIABLE, _RCACHE)
+    try:
+        bindings = importlib.import_module("nixl._api").nixlBind
+        patient(bindings, int(wait))
+    except (ImportError, AttributeError) as error:
+        _log.warning("NIXL's progress thread will use a core of its own: %s", error)
+
+
+def patient(bindings: Any, wait_us: int) -> None:
+    """Let `bindings` (NIXL's) make agents whose progress thread waits `wait_us` for events.
+
+    Raises AttributeError if they have no such setting.
+    """
+    config: Any = bindings.nixlAgentConfig
+    if hasattr(config, "waits_us"):
+        return
+    given: Any = config.pthrDelay
+
+    class PatientConfig(config):
+        """NIXL's agent configuration, but that the wait is never shorter than `waits_us`."""
+
+        waits_us = wait_us
+
+        @property
+        def pthrDelay(self) -> int:  # noqa: N802 -- NIXL's name
+            return int(given.__get__(self))
+
+        @pthrDelay.setter
+        def pthrDelay(self, delay_us: int) -> None:  # noqa: N802 -- NIXL's name
+            given.__set__(self, max(delay_us, wait_us))
+
+    bindings.nixlAgentConfig = PatientConfig

@@ -1,0 +1,73 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from headway.engine import nixl
+
+
+class Config:
+    """Stands for NIXL's agent configuration."""
+
+    def __init__(self):
+        self._delay = 7
+
+    @property
+    def pthrDelay(self):  # noqa: N802 -- NIXL's name
+        return self._delay
+
+    @pthrDelay.setter
+    def pthrDelay(self, delay):  # noqa: N802 -- NIXL's name
+        self._delay = delay
+
+
+@pytest.mark.parametrize(("asked", "made"), [(0, 1000), (1000, 1000), (5000, 5000)])
+def test_an_agents_thread_waits_at_least_as_long_as_told(asked, made):
+    bindings = SimpleNamespace(nixlAgentConfig=Config)
+    nixl.patient(bindings, 1000)
+    config = bindings.nixlAgentConfig()
+    config.pthrDelay = asked
+    assert config.pthrDelay == made
+    assert isinstance(config, Config)
+
+
+def test_a_second_call_changes_nothing():
+    """vLLM may load a plugin more than once in a process."""
+    bindings = SimpleNamespace(nixlAgentConfig=Config)
+    nixl.patient(bindings, 1000)
+    first = bindings.nixlAgentConfig
+    nixl.patient(bindings, 1000)
+    assert bindings.nixlAgentConfig is first
+
+
+def test_a_nixl_without_the_setting_is_left_alone():
+    bindings = SimpleNamespace(nixlAgentConfig=object)
+    with pytest.raises(AttributeError):
+        nixl.patient(bindings, 1000)
+    assert bindings.nixlAgentConfig is object
+
+
+PRINTS = """
+import sys
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+loaded = "nixl._api" in sys.modules
+delay = None
+if loaded:
+    config = sys.modules["nixl._api"].nixlBind.nixlAgentConfig()
+    config.pthrDelay = 0
+    delay = config.pthrDelay
+print("\\n", loaded, delay)
+"""
+
+
+@pytest.mark.parametrize(("value", "says"), [("1000", "True 1000"), (None, "False None")])
+def test_vllm_loads_it_and_real_nixl_obeys(monkeypatch, value, says):
+    monkeypatch.delenv(nixl.WAIT_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(nixl.WAIT_VARIABLE, value)
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], check=True, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.split("\n")[-2].strip() == says
