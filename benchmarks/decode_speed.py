@@ -1,0 +1,184 @@
+"""Whether a decode engine decodes as fast as a plain one.
+
+Two engines side by side, one core each, with the same requests at the same moment: a plain one
+and one with the KV connector of a decode engine. They exchange cores after every round. The
+time per output token is taken over the second half of each answer, when nothing is prefilled.
+`--compiled` measures the compiled path instead of --enforce-eager.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from router_bench.processes import free_ports
+
+from headway.bench import report
+from headway.bench.arms import SLO
+from headway.bench.engines import (
+    Engine,
+    EngineError,
+    EngineSpec,
+    engine_environment,
+    serve_command,
+    swap,
+)
+from headway.bench.exchange import Sample
+from headway.bench.lab import CORES
+from headway.bench.options import end_cleanly_on_sigterm
+from headway.bench.report import Goal, Progress
+from headway.bench.spread import ratios
+from headway.bench.stage import Stage
+from headway.bench.workload import SHORT, Arrival, Workload
+
+PLAIN: Final = "plain"
+DECODE: Final = "decode"
+BATCHES: Final = (1, 4, 8)
+BOUND: Final = 1.03
+PROMPT_TOKENS: Final = 32
+OUTPUT_TOKENS: Final = 96
+REPEATS: Final = 6
+QUICK_REPEATS: Final = 2
+CONNECTOR: Final = {
+    "kv_connector": "NixlConnector",
+    "kv_role": "kv_both",
+    "kv_buffer_device": "cpu",
+}
+FLAGS: Final = ("--max-model-len", "8192", "--max-num-seqs", "64", "--disable-uvicorn-access-log")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Median seconds a token of each engine, at one batch size."""
+
+    batch: int
+    core_of_decode: int
+    plain_s: float
+    decode_s: float
+
+
+def engine(name: str, core: int, options: argparse.Namespace, progress: Progress) -> Engine:
+    """The plain or the decode engine, not yet started."""
+    connector = ("--kv-transfer-config", json.dumps(CONNECTOR)) if name == DECODE else ()
+    eager = ("--no-enforce-eager",) if options.compiled else ("--enforce-eager",)
+    spec = EngineSpec(name, SLO, (*FLAGS, *eager, *connector), options.model)
+    port, side_port = free_ports(2)
+    environment = engine_environment(core, spec.kvcache_gib)
+    environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_port)
+    return Engine(
+        name,
+        serve_command(spec, port),
+        environment,
+        port=port,
+        core=core,
+        progress=progress,
+    )
+
+
+def batch_of(size: int) -> Workload:
+    """So many requests at once."""
+    return Workload((Arrival(0.0, SHORT, PROMPT_TOKENS, OUTPUT_TOKENS),) * size, 1.0)
+
+
+def token_s(samples: Sequence[Sample]) -> float:
+    """Median seconds a token over the second halves. Raises EngineError if a request failed."""
+    times = [sample.token_times_s for sample in samples]
+    if any(len(each) < OUTPUT_TOKENS for each in times):
+        raise EngineError(f"requests failed: {[s.error for s in samples if s.error]}")
+    half = OUTPUT_TOKENS // 2
+    return statistics.median((each[-1] - each[half]) / (len(each) - 1 - half) for each in times)
+
+
+def measure(plain: Engine, decode: Engine, stage: Stage, repeats: int) -> list[Round]:
+    """All batch sizes, as often as asked; the engines exchange cores after every round."""
+    rounds = []
+    for _ in range(repeats):
+        for size in BATCHES:
+            played = stage.play([plain, decode], batch_of(size))
+            speeds = [token_s(played[each.name]) for each in (plain, decode)]
+            rounds.append(Round(size, decode.core, *speeds))
+        swap(plain, decode)
+    return rounds
+
+
+def goals(rounds: Sequence[Round]) -> list[Goal]:
+    """One a batch size."""
+    return [
+        Goal(
+            f"TPOT of a decode engine / a plain one, batch {size}",
+            BOUND,
+            at_most=True,
+            measured=ratios(
+                [each.decode_s for each in rounds if each.batch == size],
+                [each.plain_s for each in rounds if each.batch == size],
+            ),
+        )
+        for size in BATCHES
+    ]
+
+
+def main() -> int:
+    """Measure, print the table and, if asked, write the report."""
+    options = _options()
+    end_cleanly_on_sigterm()
+    progress = Progress(sys.stderr)
+    repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
+    stage = Stage(options.seed, progress)
+    with (
+        engine(PLAIN, CORES[0], options, progress) as plain,
+        engine(DECODE, CORES[1], options, progress) as decode,
+    ):
+        for each in (plain, decode):
+            stage.warm_up(each)
+        rounds = measure(plain, decode, stage, repeats)
+    found = goals(rounds)
+    rows = [
+        [each.batch, each.core_of_decode, each.plain_s * 1e3, each.decode_s * 1e3]
+        for each in rounds
+    ]
+    print(report.table(["batch", "decode on core", "plain ms/token", "decode ms/token"], rows))
+    print(report.goals_table(found))
+    if options.json is not None:
+        configuration = {
+            "repeats": repeats,
+            "quick": options.quick,
+            "compiled": options.compiled,
+            "model": options.model or "bundled",
+            "flags": FLAGS,
+            "connector": CONNECTOR,
+            "prompt_tokens": PROMPT_TOKENS,
+            "output_tokens": OUTPUT_TOKENS,
+        }
+        made = report.document(
+            seed=options.seed,
+            configuration=configuration,
+            raw=[asdict(each) for each in rounds],
+            targets=found,
+        )
+        report.write(options.json, made)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--repeats", type=int, help=f"rounds of each batch size (default: {REPEATS})")
+    add("--seed", type=int, default=1, help="of prompts")
+    add("--quick", action="store_true", help="a shorter run of the same shape")
+    add("--compiled", action="store_true", help="the compiled path, not --enforce-eager")
+    add("--json", type=Path, metavar="PATH", help="write the report here")
+    add("--model", help="path or hub name, instead of the bundled model")
+    options = made.parse_args()
+    if options.repeats is not None and options.repeats < 1:
+        made.error(f"--repeats is {options.repeats}; use 1 or more")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
