@@ -9,8 +9,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +78,7 @@ def free_port() -> int:
 class Engine:
     """A running engine, from `with` to its end.
 
-    core: where its compute thread runs; `move` changes it.
+    core: where all its processes run; `move` changes it.
     log: file with everything it printed.
     """
 
@@ -117,7 +117,7 @@ class Engine:
     def __enter__(self) -> Self:
         """Start it and wait until it answers. Raises EngineError if it never does."""
         self._progress.line(f"starting {self.name} on core {self.core} (log: {self.log})")
-        with self.log.open("wb") as log:
+        with self.log.open("wb") as log, bound_to(self.core):
             self._process = subprocess.Popen(
                 self._command,
                 stdout=log,
@@ -156,24 +156,12 @@ class Engine:
         process.wait()
 
     def move(self, core: int) -> None:
-        """Move its pinned threads to another core, while it runs.
-
-        Raises EngineError if no thread was pinned to its present core.
-        """
-        if core == self.core:
-            return
+        """Move it to another core, while it runs. Raises EngineError if it isn't running."""
         if self._process is None:
             raise EngineError(f"{self.name} is not running")
-        moved = 0
         for thread in _threads(_family(self._process.pid)):
-            try:
-                if os.sched_getaffinity(thread) == {self.core}:
-                    os.sched_setaffinity(thread, {core})
-                    moved += 1
-            except ProcessLookupError:
-                continue  # the thread ended meanwhile
-        if moved == 0:
-            raise EngineError(f"{self.name}: no thread is pinned to core {self.core}")
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                os.sched_setaffinity(thread, {core})
         self.core = core
 
     def _wait_healthy(self, process: subprocess.Popen[bytes]) -> None:
@@ -199,6 +187,22 @@ class Engine:
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+@contextmanager
+def bound_to(core: int) -> Iterator[None]:
+    """Processes started in the block, and theirs, run on one core.
+
+    All of an engine's: vLLM's engine core waits for its worker by yielding the CPU in a loop.
+    Beside the worker of another engine it would take half of that one's time, and Linux lets it
+    wait there for up to a second afterwards.
+    """
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def swap(one: Engine, other: Engine) -> None:
