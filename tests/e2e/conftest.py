@@ -124,22 +124,28 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path) -> Callable[..., contextlib.AbstractContextManager[Engine]]:
-    """`with engine(policy, *flags, port=…, **env) as running:` -- a ready engine, tiny model.
+    """`with engine(policy, *flags, port=…, core=…, **env) as running:` -- ready, tiny model.
 
+    core: where all its processes run; None for any.
     Afterwards none of its processes is left; a test fails that leaves some behind.
     """
 
     def start(
-        policy: str, *flags: str, port: int | None = None, **env: str
+        policy: str, *flags: str, port: int | None = None, core: int | None = None, **env: str
     ) -> contextlib.AbstractContextManager[Engine]:
-        return _running(tiny_model, policy, flags, port or free_port(), env)
+        return _running(tiny_model, policy, flags, port or free_port(), core, env)
 
     return start
 
 
 @contextlib.contextmanager
 def _running(
-    model: Path, policy: str, flags: tuple[str, ...], port: int, env: dict[str, str]
+    model: Path,
+    policy: str,
+    flags: tuple[str, ...],
+    port: int,
+    core: int | None,
+    env: dict[str, str],
 ) -> Iterator[Engine]:
     # A short path: vLLM puts Unix sockets there, whose names are limited to 107 bytes.
     scratch = Path(tempfile.mkdtemp(prefix="hw-"))
@@ -147,6 +153,8 @@ def _running(
     command = [sys.executable, "-m", "headway", "serve", str(model), "--policy", policy]
     command += ["--port", str(port), "--dtype", "float32", "--enforce-eager"]
     command += ["--max-num-batched-tokens", "512", "--served-model-name", "tiny", *flags]
+    if core is not None:
+        command = ["taskset", "-c", str(core), *command]
     with log.open("wb") as sink:
         launcher = subprocess.Popen(
             command,

@@ -33,12 +33,8 @@ def pair(engine):
 
     def start(port, core):
         flags = ("--kv-transfer-config", json.dumps(CONNECTOR), "--enable-prompt-tokens-details")
-        own = {
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
-            "VLLM_CPU_OMP_THREADS_BIND": str(core),
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-        }
-        return engine("slo", *flags, port=port, **own)
+        own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+        return engine("slo", *flags, port=port, core=core, **own)
 
     cores = sorted(os.sched_getaffinity(0))
     with start(free_port(), cores[0]) as prefill, start(free_port(), cores[-1]) as decode:
