@@ -459,6 +459,10 @@ def test_connections_beyond_the_limit_are_refused(run):
 
 LEAVING = ["close", "half_close", "reset"]
 WHERE = ["in the body", "waiting", "streaming", "reading is paused", "body is held"]
+# A client's end is behind what it still has to send of a body that is held; a reset isn't.
+DEPARTURES = [
+    (where, how) for where in WHERE for how in LEAVING if how == "reset" or where != "body is held"
+]
 
 
 class Abandoned:
@@ -500,11 +504,8 @@ class Abandoned:
 
 
 @each_loop
-@pytest.mark.parametrize("how", LEAVING)
-@pytest.mark.parametrize("where", WHERE)
-def test_a_client_that_leaves_is_noticed_at_once(run, how, where):
-    if where == "body is held" and how != "reset":
-        pytest.skip("its end is behind the body it still has to send")
+@pytest.mark.parametrize(("where", "how"), DEPARTURES)
+def test_a_client_that_leaves_is_noticed_at_once(run, where, how):
     upload = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 90000000\r\n\r\nabc"
     sent = {
         "in the body": upload,

@@ -117,7 +117,7 @@ def test_first_event_of_a_response_is_the_first_after_its_preamble():
 def test_memory_of_a_tap_is_bounded():
     tap = watched([b"data: " + b"x" * 1_000_000 + b"\n\n"] * 3 + [CHAT])
     assert summary(tap) == (8, *WHOLE["chat"][1][1:])
-    assert len(tap._tail) <= 6144
+    assert len(tap._seen) <= 6144
 
 
 @pytest.mark.parametrize("data", [CHAT, MESSAGES, RESPONSES, CHAT.replace(b"\n", b"\r\n")])

@@ -157,6 +157,66 @@ def test_each_read_is_one_write(run):
     run(main)
 
 
+# Reads that are exactly one chunk are not parsed; whatever looks like one must be.
+ODD_CHUNKS = {
+    "plain": (b"a\r\n0123456789\r\n", b"0123456789"),
+    "capital size": (b"A\r\n0123456789\r\n", b"0123456789"),
+    "leading zero": (b"00a\r\n0123456789\r\n", b"0123456789"),
+    "extension": (b"a;b=c\r\n0123456789\r\n", b"0123456789"),
+    "two": (b"3\r\nabc\r\n2\r\nde\r\n", b"abcde"),
+    "chunk in a chunk": (b"f\r\na\r\n0123456789\r\n\r\n", b"a\r\n0123456789\r\n"),
+    "end in a chunk": (b"5\r\n0\r\n\r\n\r\n", b"0\r\n\r\n"),
+    "size too small": (b"9\r\n0123456789\r\n", None),
+    "size too large": (b"c\r\n0123456789\r\n", None),
+    "negative": (b"-a\r\n0123456789\r\n", None),
+    "no line end": (b"a\r\n0123456789ab", None),
+}
+
+
+@each_loop
+@pytest.mark.parametrize("name", ODD_CHUNKS)
+def test_each_chunk_passes_as_the_parser_reads_it(run, name):
+    odd, expected = ODD_CHUNKS[name]
+
+    async def main():
+        for before in ([], [chunk(b"first")], [chunk(b"fir"), chunk(b"st")[:1], chunk(b"st")[1:]]):
+            parts = [stream(end=b""), *before, odd, chunk(b"last"), b"0\r\n\r\n"]
+            if expected is None:
+                with pytest.raises(BadUpstream):
+                    await carry(parts)
+            else:
+                _, body, keeper, _ = await carry(parts)
+                assert body == (b"first" if before else b"") + expected + b"last"
+                assert keeper.rested == 1
+
+    run(main)
+
+
+@each_loop
+def test_a_pool_tells_when_a_good_answer_under_way_last_made_progress(run):
+    async def main():
+        for head, heard in ((b"HTTP/1.1 200 OK", True), (b"HTTP/1.1 500 No", False)):
+            ends = asyncio.Event()
+
+            async def script(wire, _request, head=head, ends=ends):
+                wire.send(head + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(b"a"))
+                await ends.wait()
+                wire.send(b"0\r\n\r\n")
+
+            async with engine(script) as (_, pool):
+                assert pool.last_byte_s() == float("-inf")
+                call = await get(pool)
+                sink = Sink()
+                pump = asyncio.ensure_future(call.pump(sink))
+                await soon(sink.wrote.wait())
+                assert (pool.last_byte_s() > 0) == heard
+                ends.set()
+                await soon(pump)
+                assert pool.last_byte_s() == float("-inf")
+
+    run(main)
+
+
 @each_loop
 @pytest.mark.parametrize("name", ["chunks", "chunks with trailers", "length"])
 @pytest.mark.parametrize("eof", [True, False])
@@ -566,7 +626,7 @@ def test_an_answer_beyond_the_limit_is_not_collected(run):
 @each_loop
 def test_a_failing_tap_ends_the_call(run):
     async def main():
-        def tap(data):
+        def tap(_data, _came_s):
             raise RuntimeError("tap")
 
         async with engine(replies(stream(b"abc", end=b""))) as (_, pool):
@@ -581,7 +641,7 @@ def test_the_tap_sees_what_the_client_gets(run):
     async def main():
         async with engine(replies(stream(b"abc", b"def"))) as (_, pool):
             seen, sink = [], Sink()
-            await (await get(pool)).pump(sink, seen.append)
+            await (await get(pool)).pump(sink, lambda data, _: seen.append(data))
             assert seen == sink.pieces
             assert b"".join(seen) == b"abcdef"
 

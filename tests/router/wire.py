@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from headway.router.downstream import ClientLimits, serve
+from headway.router.http1 import chunk
 from headway.router.upstream import Timeouts, UpstreamPool
 
 WAIT_S = 10.0
@@ -251,6 +252,11 @@ class Sink:
     def write(self, data):
         self.pieces.append(data)
         self.wrote.set()
+
+    def write_chunk(self, framed):
+        data = framed[framed.index(b"\r\n") + 2 : -2]
+        assert framed == chunk(data)
+        self.write(data)
 
     def on_gone(self, callback):
         if self.is_gone:

@@ -25,6 +25,9 @@ class Refused:
     retry_after_s: float
 
 
+ADMITTED: Final = Admitted()
+
+
 class Ceiling:
     """At most `max_concurrent` requests at once.
 
@@ -57,7 +60,7 @@ class Ceiling:
         self._age(now_s)
         if self._in_flight < self._max_concurrent:
             self._in_flight += 1
-            return Admitted()
+            return ADMITTED
         return Refused(self._retry_after_s(now_s))
 
     def release(self, now_s: float) -> None:
@@ -83,7 +86,10 @@ class Ceiling:
         """Forget a little, and let those told to come back have their turn."""
         if self._from_s is None:
             self._from_s = self._seen_s = now_s
-        passed_s = max(now_s - self._seen_s, 0.0)
-        self._told = max(self._told - passed_s * self._rate(now_s), 0.0)
+        passed_s = now_s - self._seen_s
+        if passed_s <= 0:
+            return
+        if self._told:
+            self._told = max(self._told - passed_s * self._rate(now_s), 0.0)
         self._ended *= math.exp(-passed_s / MEMORY_S)
-        self._seen_s = max(self._seen_s, now_s)
+        self._seen_s = now_s

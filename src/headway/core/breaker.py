@@ -75,8 +75,7 @@ class Breaker:
 
     def would_allow(self, now_s: float) -> bool:
         """What `allow` would say; takes nothing."""
-        state = self.state(now_s)
-        return state == "closed" or (state == "half_open" and self._probe is None)
+        return self._retry_s is None or (now_s >= self._retry_s and self._probe is None)
 
     def allow(self, now_s: float) -> int:
         """A ticket if a request may be sent, 0 if not. Half open, it takes the probe's place."""

@@ -32,7 +32,7 @@ class App:
         If the client leaves, the task is cancelled, and with it every leg.
         """
         task = cast("asyncio.Task[None]", asyncio.current_task())
-        unsubscribe = request.on_gone(lambda: _cancel(task))
+        unsubscribe = request.on_gone(task.cancel)
         try:
             await self._answer(request)
         except asyncio.CancelledError:
@@ -93,7 +93,7 @@ class App:
             record.end(499)
             raise
         service.retries.earn()
-        await Generation(service, request, parsed, body).run()
+        await Generation(service, request, parsed, body, record.receipt).run()
 
     def _open(self, request: ClientRequest, path: str) -> None:
         service = self._service
@@ -108,10 +108,6 @@ class App:
             request.respond(200, [], b"")
         else:
             request.respond(503, [JSON_TYPE], error_body(503, "no engine is ready"))
-
-
-def _cancel(task: asyncio.Task[object]) -> None:
-    task.cancel()
 
 
 def _known(service: Service, request: ClientRequest) -> bool:

@@ -6,6 +6,7 @@ be read at all is refused here. Field names and their meaning are those of vLLM 
 
 import json
 import math
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +38,7 @@ _ANSWER_TOKENS: Final[Mapping[Kind, tuple[str, ...]]] = {
 _ONE_ONLY: Final = frozenset({"n", "best_of"})
 _UNSET_ONLY: Final = frozenset({"echo", "use_beam_search", "prompt_embeds", "suffix"})
 _NEVER: Final = frozenset({"prompt_logprobs", "truncate_prompt_tokens"})
+_SAMPLING: Final = _ONE_ONLY | _UNSET_ONLY | _NEVER
 _CLIENT_TOOLS: Final = ("function", "custom", "namespace")
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 
@@ -80,12 +82,13 @@ def parse(path: str, body: bytes) -> Parsed:
     _check(kind, raw)
     must_change = _strip(raw)
     prompt = prompt_of(kind, raw)
-    why_not = _why_whole(kind, raw)
+    max_tokens = _max_tokens(kind, raw)
+    why_not = _why_whole(kind, raw, max_tokens)
     return Parsed(
         kind=kind,
         model=raw.get("model") or "",
         stream=_flag(raw.get("stream")),
-        max_tokens=_max_tokens(kind, raw),
+        max_tokens=max_tokens,
         n=_integer(raw.get("n")) or 1,
         prompt_bytes=prompt.size,
         prompt_token_ids=prompt.token_ids,
@@ -110,7 +113,7 @@ def dump(value: object) -> bytes:
 
 def _read(body: bytes) -> dict[str, Any]:
     try:
-        raw = json.loads(body.decode("utf-8-sig"))
+        raw = json.loads(body.removeprefix(BOM_UTF8).decode())
     except UnicodeDecodeError as error:
         message = f"The body must be UTF-8: {error.reason} at byte {error.start}."
         raise BodyError(400, message, code="invalid_json") from None
@@ -144,7 +147,7 @@ def _strip(raw: dict[str, Any]) -> bool:
     """Take out what a client may not say; whether there was anything."""
     found = False
     extra = raw.get("vllm_xargs")
-    for fields in (raw, extra if isinstance(extra, dict) else {}):
+    for fields in (raw, extra) if isinstance(extra, dict) else (raw,):
         for name in TRANSFER_FIELDS:
             if name in fields:
                 del fields[name]
@@ -152,27 +155,28 @@ def _strip(raw: dict[str, Any]) -> bool:
     return found
 
 
-def _why_whole(kind: Kind, raw: dict[str, Any]) -> str:
+def _why_whole(kind: Kind, raw: dict[str, Any], max_tokens: int | None) -> str:
     """Why the request must not be split; empty if it may.
 
     Either the handoff can't carry it (one handoff is one prompt and one answer), or the two
     engines might see different prompts, and KV of another prompt gives wrong answers silently.
     """
     own = _why_whole_responses(raw) if kind == "responses" else _why_whole_sampling(kind, raw)
+    if kind != "responses" and not own and max_tokens == 0:
+        own = "no output tokens"
     return own or _why_whole_tools(raw)
 
 
 def _why_whole_sampling(kind: Kind, raw: dict[str, Any]) -> str:
-    for name, value in raw.items():
+    for name in [name for name in raw if name in _SAMPLING]:
+        value = raw[name]
         if value is None:
             continue
         if name in _ONE_ONLY and _integer(value) != 1:
             return name
         if name in _NEVER or (name in _UNSET_ONLY and value):
             return name
-    if kind == "completions" and _prompts(raw.get("prompt")) != 1:
-        return "list of prompts"
-    return "no output tokens" if _max_tokens(kind, raw) == 0 else ""
+    return "list of prompts" if kind == "completions" and _prompts(raw.get("prompt")) != 1 else ""
 
 
 def _why_whole_responses(raw: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """One call to an engine: its answer, its limits in time, and how it can fail."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from math import inf
+from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from headway.router.failures import (
@@ -40,7 +40,7 @@ class Departing(Protocol):
     def is_gone(self) -> bool:
         """Whether they have left."""
 
-    def on_gone(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_gone(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Calls back when they leave, at once if they have; returns a way to unsubscribe."""
 
 
@@ -54,8 +54,16 @@ class Sink(Departing, Protocol):
     def write(self, data: bytes) -> None:
         """Takes a piece, even while `writable` is False."""
 
+    @property
+    def write_chunk(self) -> Callable[[bytes], None] | None:
+        """Once something was written: takes a piece framed by `http1.chunk`; None: can't."""
+
     def on_writable(self, callback: Callable[[], None] | None) -> None:
         """Calls back each time `writable` turns True again."""
+
+
+Tap = Callable[[bytes, float], None]
+"""Sees a piece of a body, and when it came (monotonic)."""
 
 
 class Carrier(Protocol):
@@ -78,6 +86,9 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """Closes at once; the engine sees a disconnect."""
 
+    def look_at(self, at_s: float) -> None:
+        """Calls `look` of the call it carries then, or before."""
+
 
 class Call:
     """A request on its way and its answer.
@@ -87,6 +98,7 @@ class Call:
     """
 
     __slots__ = (
+        "_begin",
         "_complete",
         "_connection",
         "_done",
@@ -100,9 +112,9 @@ class Call:
         "_size",
         "_tap",
         "_timeouts",
-        "_timer",
         "_total_by_s",
         "_upload",
+        "_write_chunk",
         "head_at_s",
         "headers",
         "last_byte_s",
@@ -130,12 +142,13 @@ class Call:
         self._parts: list[bytes] = []
         self._size = 0
         self._sink: Sink | None = None
-        self._tap: Callable[[bytes], None] | None = None
+        self._tap: Tap | None = None
+        self._begin: Callable[[], None] | None = None
+        self._write_chunk: Callable[[bytes], None] | None = None
         self._paused = False
         self._upload: asyncio.Task[None] | None = None
         self._first_by_s = inf
         self._total_by_s = self.last_byte_s + timeouts.total_s
-        self._timer: asyncio.TimerHandle | None = None
 
     async def read(self, limit: int) -> bytes:
         """The whole body.
@@ -151,25 +164,28 @@ class Call:
         await self._finished()
         return b"".join(self._parts)
 
-    async def pump(self, client: Sink, tap: Callable[[bytes], None] | None = None) -> None:
+    async def pump(
+        self, client: Sink, tap: Tap | None = None, begin: Callable[[], None] | None = None
+    ) -> None:
         """Moves the body to the client as it comes, one write for each read; returns at its end.
 
-        Neither starts nor finishes the client's answer. tap: sees each piece before it is
-        written. While the client isn't writable the engine is held back.
+        Neither starts nor finishes the client's answer. tap: sees each piece, and when it came,
+        before it is written. begin: called before the first piece. While the client isn't
+        writable the engine is held back.
 
         Raises UpstreamDied, FirstByteTimeout, IdleTimeout, TotalTimeout, BadUpstream, with all
         that came before written; ClientGone when the client left, the call being aborted by
         then. Cancelling aborts it too.
         """
         unsubscribe = client.on_gone(self.client_left)
-        self._sink, self._tap = client, tap
+        self._sink, self._tap, self._begin = client, tap, begin
         client.on_writable(self._resume)
         try:
             if self._parts and not client.is_gone:
                 data = b"".join(self._parts)
                 self._parts.clear()
                 self._size = 0
-                self._deliver(client, data)
+                self._deliver(client, data, self.last_byte_s)
             if client.writable:
                 self._resume()
             await self._finished()
@@ -178,7 +194,7 @@ class Call:
         finally:
             unsubscribe()
             client.on_writable(None)
-            self._sink = self._tap = None
+            self._sink = self._tap = self._begin = self._write_chunk = None
 
     def abort(self) -> None:
         """Ends the call and closes its connection at once. No-op once the call is over."""
@@ -218,17 +234,36 @@ class Call:
         """The head has come."""
         self.status = status
         self.headers = headers
-        self.head_at_s = time.monotonic()
+        self.head_at_s = monotonic()
         if not self._head.done():
             self._head.set_result(None)
 
-    def add_body(self, data: bytes) -> None:
-        """More of the body has come."""
+    def add_chunk(self, data: bytes, start: int) -> None:
+        """One whole chunk of the body has come, framed by `http1.chunk`. start: of its data."""
+        write_chunk, tap, sink = self._write_chunk, self._tap, self._sink
+        if write_chunk is None or sink is None:
+            self.add_body(data[start:-2])
+            return
+        self.last_byte_s = now_s = monotonic()
+        try:
+            if tap is not None:
+                tap(data[start:-2], now_s)
+            write_chunk(data)
+        except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
+            self.fail(error)
+            return
+        if not sink.writable:
+            self._pause()
+
+    def add_body(self, data: bytes, *, last: bool = False) -> None:
+        """More of the body has come. last: `end` follows at once."""
+        self.last_byte_s = monotonic()
         if not self.streaming:
             self.streaming = True
-            self._arm()
+            if not last:
+                self._arm()
         if self._sink is not None:
-            self._deliver(self._sink, data)
+            self._deliver(self._sink, data, self.last_byte_s)
             return
         self._parts.append(data)
         self._size += len(data)
@@ -258,9 +293,6 @@ class Call:
         return self._upload is not None and not self._upload.done()
 
     def _settle(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._upload is not None:
             self._upload.cancel()
         if not self._head.done():
@@ -279,11 +311,15 @@ class Call:
         if self._error is not None:
             raise self._error
 
-    def _deliver(self, sink: Sink, data: bytes) -> None:
+    def _deliver(self, sink: Sink, data: bytes, came_s: float) -> None:
         try:
+            if self._begin is not None:
+                begin, self._begin = self._begin, None
+                begin()
             if self._tap is not None:
-                self._tap(data)
+                self._tap(data, came_s)
             sink.write(data)
+            self._write_chunk = sink.write_chunk
         except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
             self.fail(error)
             return
@@ -329,7 +365,7 @@ class Call:
         except Exception as error:  # noqa: BLE001 - the sender's own, raised where it waits
             self.fail(error)
 
-    # Time: one timer, which looks at the clock again before it acts.
+    # Time: the connection's one timer. It looks at the clock again before anything is done.
 
     def _due_s(self) -> float:
         if self._paused:
@@ -340,16 +376,11 @@ class Call:
 
     def _arm(self) -> None:
         due_s = self._due_s()
-        if self._timer is not None:
-            if self._timer.when() <= due_s:
-                return
-            self._timer.cancel()
-            self._timer = None
         if due_s < inf and not self.over:
-            self._timer = self._loop.call_at(due_s, self._tick)
+            self._connection.look_at(due_s)
 
-    def _tick(self) -> None:
-        self._timer = None
+    def look(self) -> None:
+        """It may be time; called by the connection."""
         now_s = self._loop.time() + _TICK_S
         if self._due_s() > now_s:
             self._arm()

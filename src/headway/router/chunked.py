@@ -1,13 +1,19 @@
 """Chunked bodies of requests, strictly."""
 
-from typing import Final
+from typing import Final, Protocol
 
 import httptools
 
-from headway.router.http1 import BadRequest, Parser
+from headway.router.http1 import BadRequest
 
 _FRAMING_SLACK_BYTES: Final = 65_536
 """Bytes of chunk framing and trailers a body may have beyond 16 times its data."""
+
+
+class Parser(Protocol):
+    """What is used of llhttp's parser of requests."""
+
+    def feed_data(self, data: bytes) -> None: ...
 
 
 class ChunkedReader:

@@ -1,6 +1,7 @@
 """A connection to an engine, which carries one call at a time."""
 
 import asyncio
+from functools import lru_cache
 from typing import Final, Protocol, cast
 
 import httptools
@@ -12,6 +13,7 @@ from headway.router.http1 import HEAD_BYTES, HEAD_FIELDS, Headers
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _SILENT_BYTES: Final = 65_536
 """Bytes without body an answer may have in a row: framing, trailers."""
+_LINE_END: Final = b"\r\n"
 
 
 class Keeper(Protocol):
@@ -25,10 +27,17 @@ class Keeper(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A connection to an engine. Its callbacks are llhttp's; `on_body` is a list's append."""
+    """A connection to an engine. Its callbacks are llhttp's; `on_body` is a list's append.
+
+    call: which it carries, None at rest.
+
+    A read that is exactly one chunk is passed on as it is and llhttp doesn't see it: between two
+    chunks it remembers nothing of those before.
+    """
 
     __slots__ = (
-        "_call",
+        "_between_chunks",
+        "_chunk_ended",
         "_complete",
         "_headers",
         "_in_head",
@@ -39,9 +48,11 @@ class Connection(asyncio.Protocol):
         "_parts",
         "_room",
         "_silent_bytes",
+        "_timer",
         "_transport",
         "_until_close",
         "_used",
+        "call",
         "loop",
         "on_body",
     )
@@ -50,7 +61,7 @@ class Connection(asyncio.Protocol):
         self.loop = loop
         self._keeper = keeper
         self._transport: asyncio.Transport | None = None
-        self._call: Call | None = None
+        self.call: Call | None = None
         self._method = ""
         self._used = False
         self._headers: Headers = []
@@ -58,17 +69,21 @@ class Connection(asyncio.Protocol):
         self.on_body = self._parts.append
         self._in_head = True  # the next bytes belong to a head
         self._complete = self._until_close = self._keep = False
+        self._chunk_ended = False  # llhttp has seen no more than the end of a chunk since
+        self._between_chunks = False  # the next byte begins a chunk
         self._silent_bytes = 0
         self._room: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     def begin(self, method: str, timeouts: Timeouts) -> Call:
         """Makes the connection ready for a call."""
-        self._call = call = Call(self, timeouts, on_reused=self._used)
+        self.call = call = Call(self, timeouts, on_reused=self._used)
         self._method = method
         self._used = True
         self._in_head = True
         self._complete = self._until_close = self._keep = False
+        self._chunk_ended = self._between_chunks = False
         self._silent_bytes = 0
         return call
 
@@ -92,6 +107,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and self.open:
             self._transport.resume_reading()
 
+    def look_at(self, at_s: float) -> None:
+        """Calls `look` of the call it carries then, or before.
+
+        The timer outlasts a call: for the next one it seldom has to be set again.
+        """
+        if self._timer is not None:
+            if self._timer.when() <= at_s:
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(at_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.call is not None:
+            self.call.look()
+
     @property
     def open(self) -> bool:
         """Whether it can be written to, as far as known."""
@@ -104,7 +135,7 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Closes at once; the engine sees a disconnect."""
-        self._call = None
+        self.call = None
         self._keeper.forget(self)
         if self._transport is not None:
             self._transport.abort()
@@ -113,22 +144,32 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        call = self._call
+        call = self.call
         if call is None:
             self.drop()  # nobody asked
             return
-        call.last_byte_s = self.loop.time()
+        if self._between_chunks:
+            line = _size_line(len(data))
+            if line is not None and data.startswith(line) and data.endswith(_LINE_END):
+                self._silent_bytes = 0
+                call.add_chunk(data, len(line))
+                return
+        self._parse(call, data)
+
+    def _parse(self, call: Call, data: bytes) -> None:
         error: Exception | None = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as failure:
             error = failure
+        # All but a beginning of the next size line; a whole one is a header to llhttp.
+        self._between_chunks = self._chunk_ended and data.endswith(_LINE_END)
         parts = self._parts
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
             self._silent_bytes = 0
-            call.add_body(body)
+            call.add_body(body, last=self._complete)
         else:
             self._silent_bytes += len(data)
         if self._complete:
@@ -143,6 +184,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._lost(exc)
         self.resume_writing()
 
@@ -181,22 +225,31 @@ class Connection(asyncio.Protocol):
         headers, self._headers = self._headers, []  # what follows are trailers: dropped
         framing = [field for field in headers if field[0] in _FRAMING]
         for name, value in framing:
-            if name == b"transfer-encoding" and value.lower() != b"chunked":
-                raise BadUpstream("the engine's answer has an unknown transfer coding")
+            if name == b"transfer-encoding":
+                if value.lower() != b"chunked":
+                    raise BadUpstream("the engine's answer has an unknown transfer coding")
+                self._chunk_ended = True
         self._until_close = not framing and status not in {204, 304} and self._method != "HEAD"
         self._keep = self._parser.should_keep_alive()  # known here alone: not after the end
-        if self._call is not None:
-            self._call.begin_answer(status, headers)
+        if self.call is not None:
+            self.call.begin_answer(status, headers)
         if self._method == "HEAD":
             self._complete = True
             raise BadUpstream("a HEAD's answer ends here, whatever length it tells")
 
+    def on_chunk_header(self) -> None:
+        self._chunk_ended = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_ended = True
+
     def on_message_complete(self) -> None:
+        self._chunk_ended = False
         if not self._in_head:
             self._complete = True
 
     def _finish(self, call: Call, *, reusable: bool) -> None:
-        self._call = None
+        self.call = None
         transport = self._transport
         if (
             transport is not None
@@ -213,7 +266,7 @@ class Connection(asyncio.Protocol):
         call.end()
 
     def _lost(self, exc: Exception | None) -> None:
-        call, self._call = self._call, None
+        call, self.call = self.call, None
         self._keeper.forget(self)
         if call is None:
             return
@@ -228,6 +281,16 @@ class Connection(asyncio.Protocol):
                 sent_on_reused=nothing and call.on_reused,
             )
         )
+
+
+@lru_cache(maxsize=4096)
+def _size_line(length: int) -> bytes | None:
+    """How so many bytes begin if they are one chunk as `http1.chunk` frames it; None: none is."""
+    for digits in range(1, 9):
+        line = b"%x\r\n" % max(0, length - digits - 4)
+        if len(line) == digits + 2 and length > digits + 4:
+            return line
+    return None
 
 
 def _bad_answer(error: Exception) -> UpstreamError:

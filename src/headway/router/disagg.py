@@ -86,7 +86,7 @@ class Split:
         needed: connecting ends by itself, and `decode_sent` is asked after that.
         """
         if isinstance(action, Count):
-            self._service.metrics.handoffs.labels(action.name).inc()
+            self._service.metrics.handoffs.add(action.name)
         elif isinstance(action, Release):
             # An engine that failed in another way may still do this.
             engine = self._puller() or self._decode_engine
@@ -107,7 +107,7 @@ class Split:
             with generation.leg(engine, prefill_tokens=route.uncached_tokens) as leg:
                 # Its only token is due when a stream's first would be.
                 call = await generation.send(leg, prefill_body(generation.parsed), streams=True)
-                answer = await generation.read(leg, call, PREFILL_ANSWER_BYTES)
+                answer = await leg.read(call, PREFILL_ANSWER_BYTES)
                 params, tokens = handoff_params(answer)
                 if params is None and not _whole_json(answer):
                     raise leg.broke(ValueError("half an answer"), call.status)
@@ -123,7 +123,7 @@ class Split:
         finally:
             staged.release()
         if tokens is not None:
-            generation.learn_length(tokens)
+            generation.reply.learn_length(tokens)
         generation.receipt.prefill_s = waited_s
         return self._handoff.prefill_answered(params, now())
 

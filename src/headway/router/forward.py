@@ -71,7 +71,7 @@ async def _forward(record: Record) -> None:
             again = failure.cause == "connect" or whole is not None
             if not again or len(tried) == ATTEMPTS or not service.retries.spend(service.now()):
                 break
-            service.metrics.retries.labels(failure.cause).inc()
+            service.metrics.retries.add(failure.cause)
         else:
             return
     if first is None:
@@ -95,7 +95,7 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
         call = await leg.send(request.method, target, headers, body, timeouts)
         if call.status != 501:  # what an engine doesn't offer says nothing about its health
             leg.judge(call.status)
-        service.metrics.routes.labels(service.config.router.strategy, "passed through").inc()
+        service.metrics.routes.add(service.config.router.strategy, "passed through")
         await _answer(record, call)
 
 

@@ -1,7 +1,6 @@
 """A generating request, from its body to the last byte of its answer."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,7 @@ from headway.router.receipt import Receipt
 from headway.router.reply import Reply
 from headway.router.request import ClientGone, ClientRequest
 from headway.router.state import Engine
-from headway.router.upstream import Call, UpstreamError
+from headway.router.upstream import Call
 
 if TYPE_CHECKING:
     from headway.router.service import Service
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 3
 """Legs a request may cost on engines that fail; lengths refused don't count."""
 ERROR_LIMIT_BYTES: Final = 1 << 20
-_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
-_USAGE_BYTES: Final = 4_096
-"""Where to look for an answer's usage: at its end."""
 
 
 class Generation:
@@ -37,7 +33,12 @@ class Generation:
     """
 
     def __init__(
-        self, service: "Service", request: ClientRequest, parsed: Parsed, body: bytes
+        self,
+        service: "Service",
+        request: ClientRequest,
+        parsed: Parsed,
+        body: bytes,
+        receipt: Receipt,
     ) -> None:
         self.service = service
         self.parsed = parsed
@@ -51,7 +52,7 @@ class Generation:
             tokens = service.lengths.estimate(parsed.model, parsed.kind, parsed.prompt_bytes)
         self._chain = service.prefixes.chain(parsed.prefix)
         self.view = RequestView(
-            id=service.new_id(),
+            id=receipt.request_id,
             prompt_tokens=tokens,
             max_tokens=parsed.max_tokens,
             arrival_s=request.created_s,
@@ -60,13 +61,9 @@ class Generation:
             cached_tokens=service.cached_tokens(self._chain, len(parsed.prefix), tokens),
             exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
         )
-        self.receipt = Receipt(
-            request_id=self.view.id,
-            strategy=service.config.router.strategy,
-            reason="",
-            length_class=length_class(tokens, service.config.router.long_prompt_tokens),
-        )
-        self.reply = Reply(self, request)
+        self.receipt = receipt
+        receipt.length_class = length_class(tokens, service.config.router.long_prompt_tokens)
+        self.reply = Reply(service, request, parsed, self.view, receipt)
 
     @property
     def kv_tokens(self) -> int:
@@ -110,7 +107,7 @@ class Generation:
         )
         reason = why or str(route.reason)
         self.receipt.reason = reason
-        service.metrics.routes.labels(self.receipt.strategy, reason).inc()
+        service.metrics.routes.add(self.receipt.strategy, reason)
         return route
 
     def retry_after(self, failure: LegFailed) -> bool:
@@ -133,7 +130,7 @@ class Generation:
         late = self._spent_s >= service.config.router.timeouts.total_s
         if late or self._attempts >= ATTEMPTS or not service.retries.spend(service.now()):
             return False
-        service.metrics.retries.labels(failure.cause).inc()
+        service.metrics.retries.add(failure.cause)
         return True
 
     def give_up(self, route: Route | None = None) -> None:
@@ -196,29 +193,8 @@ class Generation:
         if call.status < 400:
             return call
         leg.judge(call.status)
-        answer = await self.read(leg, call, ERROR_LIMIT_BYTES)
+        answer = await leg.read(call, ERROR_LIMIT_BYTES)
         refused = too_long(call.status, answer)
         raise LegFailed(
             engine, call.status, str(call.status), call.headers, answer, too_long=refused
         )
-
-    async def read(self, leg: Leg, call: Call, limit: int) -> bytes:
-        """An answer's whole body. Raises LegFailed."""
-        try:
-            return await call.read(limit)
-        except UpstreamError as error:
-            raise leg.broke(error, call.status) from error
-
-    def learn_length_from(self, body: bytes) -> None:
-        """A whole answer came; its usage is at its end."""
-        counts = _PROMPT_TOKENS.findall(body[-_USAGE_BYTES:])
-        if counts:
-            self.learn_length(int(counts[-1]))
-
-    def learn_length(self, prompt_tokens: int) -> None:
-        """An engine said how many tokens the prompt has."""
-        parsed = self.parsed
-        if parsed.prompt_token_ids is None and parsed.n == 1:
-            self.service.lengths.observe(
-                parsed.model, parsed.kind, parsed.prompt_bytes, prompt_tokens
-            )

@@ -100,7 +100,7 @@ class Checker:
             alive = await self._learn_models()
         if alive:
             self._passed()
-        elif not (moved or self._now() - engine.last_byte_s < self._settings().interval_s):
+        elif not (moved or self._now() - engine.heard_s() < self._settings().interval_s):
             self._failed()
 
     def _passed(self) -> None:

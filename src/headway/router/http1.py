@@ -1,13 +1,12 @@
 """HTTP/1.1 heads, strictly.
 
-llhttp (through httptools) parses. It already refuses conflicting or repeated lengths, folded
-lines, bare CR or LF, control characters in names and values, and malformed chunks. What it lets
-through and a router must not, so that no server behind it can read a message differently, is
-refused here: versions other than 1.0 and 1.1 (and no version at all), other protocols' request
-lines, repeated spaces in the request line, transfer codings beside `chunked`, `chunked` in
-HTTP/1.0, a missing, repeated or malformed Host, fragments, and unbounded heads (unbounded chunk
-framing: chunked.py). A protocol switch is not offered; the request is served as if
-it had not been asked for (RFC 9110, 7.8).
+A request's head is matched against the grammar itself, without anything that the grammar merely
+tolerates, so that no server behind the router can read it differently: folded lines, bare CR or
+LF, control characters, white space around names or repeated in the request line, versions other
+than 1.0 and 1.1 (and no version at all), conflicting or repeated lengths, transfer codings beside
+`chunked`, `chunked` in HTTP/1.0, a missing, repeated or malformed Host, fragments, and unbounded
+heads are refused. A protocol switch is not offered; the request is served as if it had not been
+asked for (RFC 9110, 7.8). Answers and chunked bodies are llhttp's (connection.py, chunked.py).
 """
 
 import re
@@ -15,9 +14,7 @@ import time
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, NamedTuple, Protocol
-
-import httptools
+from typing import Final, NamedTuple
 
 from headway.core.errors import HeadwayError
 
@@ -43,7 +40,14 @@ HOP_BY_HOP: Final = frozenset(
     }
 )
 _FRAMING: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length"})
-_REQUEST_LINE: Final = re.compile(rb"[A-Z]+ [!-\"$-~]+ HTTP/1\.[01]\r\n")
+_JUDGED: Final = _FRAMING - {b"keep-alive"} | {b"host", b"expect"}
+# RFC 9112, 3 and 5, without white space where it is optional or tolerated in the request line.
+_REQUEST_LINE: Final = rb"([A-Z]+) ([!-\"$-~]+) HTTP/1\.([01])\r\n"
+_REQUEST_LINE_BEGUN: Final = re.compile(rb"(?:[A-Z]+(?: (?:[!-\"$-~]+(?: [HTP/.01]{0,8})?)?)?)?\r?")
+_FIELD_LINES: Final = rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*"
+_START: Final = re.compile(_REQUEST_LINE + _FIELD_LINES)
+_FIELDS: Final = re.compile(_FIELD_LINES)
+_FIELD: Final = re.compile(rb"([^:\n]+):([^\r]*)\r\n")
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?]+", re.IGNORECASE)
 _HOST: Final = re.compile(
     rb"(?:[A-Za-z0-9._~%!$&'()*+;=-]+|\[[0-9A-Fa-f:.%A-Za-z]+\])(?::\d{0,5})?"
@@ -76,27 +80,16 @@ class RequestHead(NamedTuple):
     expects_continue: bool
 
 
-class Parser(Protocol):
-    """What is used of llhttp's parser of requests."""
-
-    def feed_data(self, data: bytes) -> None: ...
-    def get_method(self) -> bytes: ...
-    def get_http_version(self) -> str: ...
-
-
 class HeadReader:
     """Reads one request head from bytes split anywhere."""
 
-    __slots__ = ("_done", "_headers", "_max_bytes", "_max_headers", "_parser", "_raw", "_url")
+    __slots__ = ("_checked", "_max_bytes", "_max_headers", "_raw")
 
     def __init__(self, max_bytes: int, max_headers: int) -> None:
         self._max_bytes = max_bytes
         self._max_headers = max_headers
-        self._parser: Parser | None = None
         self._raw = b""
-        self._url = b""
-        self._headers: Headers = []
-        self._done = False
+        self._checked = 0  # bytes of whole lines that are valid
 
     @property
     def started(self) -> bool:
@@ -108,74 +101,53 @@ class HeadReader:
 
         Raises BadRequest as soon as the bytes so far can't become a valid head.
         """
-        raw = self._raw + data
-        parser = self._parser
-        if parser is None:
-            while raw.startswith(b"\r\n"):  # blank lines between requests (RFC 9112, 2.2)
-                raw = raw[2:]
-            if not raw or raw == b"\r":
-                self._raw = raw
-                return None
-            data = raw
-            self._raw = b""
-            parser = self._parser = httptools.HttpRequestParser(self)
+        raw = self._raw + data if self._raw else data
+        while not self._checked and raw.startswith(b"\r\n"):  # blank lines (RFC 9112, 2.2)
+            raw = raw[2:]
         end = raw.find(b"\r\n\r\n", max(0, len(self._raw) - 3)) + 4
         if (end if end > 3 else len(raw)) > self._max_bytes:
             raise BadRequest(431, f"the request head is larger than {self._max_bytes} bytes")
-        if end < 4:
-            self._parse(parser, data)
-            if self._done:
-                raise BadRequest(400, "the request head is malformed")
-            self._raw = raw
-            return None
-        self._parse(parser, data[: len(data) - (len(raw) - end)])
-        if not self._done:
+        if end > 3:
+            return self._head(raw, end), raw[end:]
+        self._raw = raw
+        self._check(raw)
+        return None
+
+    def _check(self, raw: bytes) -> None:
+        """Judge a beginning of a head: its whole lines, and that the last one may become one."""
+        begun = raw.rfind(b"\r\n") + 2
+        if begun < 2:
+            begun, valid = 0, _REQUEST_LINE_BEGUN.fullmatch(raw)
+        elif self._checked:
+            valid = _FIELDS.fullmatch(raw, self._checked, begun)
+        else:
+            valid = _START.fullmatch(raw, 0, begun)
+        if valid is None or raw.find(b"\n", begun) >= 0:
             raise BadRequest(400, "the request head is malformed")
-        self._parser = None  # it refers back here: no cycle is left
-        return self._head(parser, raw), raw[end:]
+        self._checked = begun
 
-    def _parse(self, parser: Parser, data: bytes) -> None:
-        try:
-            parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # not taken up; the head is complete
-        except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, BadRequest):
-                raise error.__context__ from None
-            raise
-        except httptools.HttpParserError as error:
-            if not self._done:  # llhttp also judges the body's framing; _length() words that
-                raise BadRequest(400, f"malformed request: {error}") from None
-
-    def on_url(self, url: bytes) -> None:
-        """A callback of llhttp, for each piece."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A callback of llhttp."""
-        if len(self._headers) == self._max_headers:
-            raise BadRequest(431, f"more than {self._max_headers} header fields")
-        self._headers.append((name.lower(), value.rstrip(b" \t")))
-
-    def on_headers_complete(self) -> None:
-        """A callback of llhttp."""
-        self._done = True
-
-    def _head(self, parser: Parser, raw: bytes) -> RequestHead:
-        if _REQUEST_LINE.match(raw) is None:
-            raise BadRequest(400, "the request line is malformed, or not HTTP/1.0 or HTTP/1.1")
-        method = parser.get_method()
+    def _head(self, raw: bytes, end: int) -> RequestHead:
+        start = _START.fullmatch(raw, 0, end - 2)
+        if start is None:
+            raise BadRequest(400, "the request head is malformed, or not HTTP/1.0 or HTTP/1.1")
+        method, url, version = start.groups()
         if method not in METHODS:
             raise BadRequest(501, f"method {method.decode('latin-1')} isn't supported")
-        http10 = parser.get_http_version() == "1.0"
-        path, query = _target(self._url)
-        fields = _Fields(self._headers)
+        http10 = version == b"0"
+        path, query = _target(url)
+        headers = [
+            (name.lower(), value.strip(b" \t"))
+            for name, value in _FIELD.findall(raw, start.end(3), end - 2)
+        ]
+        if len(headers) > self._max_headers:
+            raise BadRequest(431, f"more than {self._max_headers} header fields")
+        fields = _Fields([field for field in headers if field[0] in _JUDGED])
         fields.check_host(http10=http10)
         return RequestHead(
             method=method.decode("ascii"),
             path=path,
             query=query,
-            headers=self._headers,
+            headers=headers,
             http10=http10,
             keep_alive=b"keep-alive" in fields.connection
             if http10
@@ -260,22 +232,25 @@ def tokens(value: bytes) -> list[bytes]:
     return [token for part in value.lower().split(b",") if (token := part.strip(b" \t"))]
 
 
-def hop_by_hop(headers: Headers) -> set[bytes]:
+def hop_by_hop(headers: Headers) -> frozenset[bytes]:
     """Names of the fields that belong to this connection and must not be passed on."""
-    names = set(HOP_BY_HOP)
+    names = HOP_BY_HOP
     for name, value in headers:
         if name == b"connection":
-            names.update(tokens(value))
+            names = names.union(tokens(value))
     return names
 
 
-def head_bytes(start: bytes, headers: Headers, framing: bytes) -> bytes:
+def head_bytes(
+    start: bytes, headers: Headers, framing: bytes, dropped: frozenset[bytes] = _FRAMING
+) -> bytes:
     """A head: start line, fields but for those that frame the message, then `framing`.
 
-    framing: whole lines. Raises ValueError for a line break or NUL inside a field.
+    framing: whole lines. dropped: names of the fields left out. Raises ValueError for a line
+    break or NUL inside a field.
     """
-    lines = [b"%b: %b\r\n" % field for field in headers if field[0] not in _FRAMING]
-    head = b"%b%b%b\r\n" % (start, b"".join(lines), framing)
+    lines = [b": ".join(field) for field in headers if field[0] not in dropped]
+    head = b"%b%b\r\n" % (start, b"\r\n".join((*lines, framing)))
     breaks = len(lines) + start.count(b"\n") + framing.count(b"\n") + 1
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
         raise ValueError("a header field contains a line break or NUL")

@@ -94,8 +94,11 @@ class Leg:
         trace: TracebackType | None,
     ) -> None:
         self.claim.release()
-        if self._call is not None:
-            self._call.abort()
+        call, engine = self._call, self.engine
+        if call is not None:
+            if call.streaming and call.status < 400:
+                engine.last_byte_s = max(engine.last_byte_s, call.last_byte_s)
+            call.abort()
         if self._ticket:
             self.engine.breaker.cancelled(self._now(), self._ticket)
 
@@ -126,6 +129,13 @@ class Leg:
                 raise LegFailed(self.engine, 0, "stale connection", stale=True) from error
             raise self.broke(error) from error
         return self._call
+
+    async def read(self, call: Call, limit: int) -> bytes:
+        """An answer's whole body. Raises LegFailed."""
+        try:
+            return await call.read(limit)
+        except UpstreamError as error:
+            raise self.broke(error, call.status) from error
 
     def judge(self, status: int) -> None:
         """The engine answered with this status: what that says about its health."""

@@ -1,6 +1,7 @@
 """Runs a router: sockets, signals, reloads."""
 
 import asyncio
+import gc
 import resource
 import signal
 import ssl
@@ -22,6 +23,10 @@ from headway.router.service import Service
 ADMIN_HOST: Final = "127.0.0.1"
 FILES_BESIDE: Final = 1024
 """Open files beside the two connections of each request: idle connections, for the most."""
+
+_GC_OBJECTS: Final = 20_000
+"""Objects more between two looks for cycles. Requests make none, so there is little to find, and
+with thousands of streams a look takes long enough to be seen in other requests' first tokens."""
 
 
 class ListenError(HeadwayError):
@@ -82,6 +87,8 @@ class _Run:
         service.start()
         watch = asyncio.create_task(self._reload.watch())
         scheme = "https" if self._tls else "http"
+        gc.freeze()  # what is there now stays
+        gc.set_threshold(_GC_OBJECTS)
         self._say(f"ready on {scheme}://{_place(router.host, server.port)} ({router.strategy})")
         await self._stop.wait()
         watch.cancel()

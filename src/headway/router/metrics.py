@@ -1,45 +1,70 @@
 """The router's Prometheus metrics."""
 
-from collections.abc import Iterable
-from typing import Final, Generic, TypeVar
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Metric,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 
 from headway.router.state import Engine
 
 METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-
-Kind = TypeVar("Kind", Counter, Histogram)
 
 _TTFT_S: Final = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 8, 13, 20, 30, 60, 120)
 _TPOT_S: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 _ADDED_S: Final = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1)
 
 
-class Series(Generic[Kind]):
-    """A metric's series by labels, each made once: making one costs more than counting."""
+class Counts:
+    """A counter. All is counted on one thread, so it does without prometheus_client's locks."""
 
-    def __init__(self, metric: Kind) -> None:
-        self._metric = metric
-        self._made: dict[tuple[str, ...], Kind] = {}
+    def __init__(self, name: str, what: str, *labels: str) -> None:
+        self._about = (name, what)
+        self._labels = labels
+        self._counts: dict[tuple[str, ...], int] = {} if labels else {(): 0}
 
-    def collect(self) -> Iterable[Metric]:
+    def add(self, *values: str) -> None:
+        """One more with these labels."""
+        counts = self._counts
+        counts[values] = counts.get(values, 0) + 1
+
+    def collect(self) -> list[CounterMetricFamily]:
         """What has been counted."""
-        return list(self._metric.collect())
+        family = CounterMetricFamily(*self._about, labels=self._labels)
+        for values, count in self._counts.items():
+            family.add_metric(values, count)
+        return [family]
 
-    def labels(self, *values: str) -> Kind:
-        """The series of these labels."""
-        made = self._made.get(values)
-        if made is None:
-            made = self._made[values] = self._metric.labels(*values)
-        return made
+
+class Times:
+    """A histogram of seconds; as `Counts`. bounds: of its buckets, upper and included."""
+
+    def __init__(self, name: str, what: str, bounds: tuple[float, ...], *labels: str) -> None:
+        self._about = (name, what)
+        self._labels = labels
+        self._bounds = bounds
+        self._sums: dict[tuple[str, ...], float] = {}
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+
+    def add(self, seconds: float, *values: str) -> None:
+        """One more with these labels."""
+        counts = self._counts.get(values)
+        if counts is None:
+            counts = self._counts[values] = [0] * (len(self._bounds) + 1)
+            self._sums[values] = 0.0
+        counts[bisect_left(self._bounds, seconds)] += 1
+        self._sums[values] += seconds
+
+    def collect(self) -> list[HistogramMetricFamily]:
+        """What has been observed."""
+        family = HistogramMetricFamily(*self._about, labels=self._labels)
+        names = [floatToGoString(bound) for bound in (*self._bounds, float("inf"))]
+        for values, counts in self._counts.items():
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            family.add_metric(values, buckets, self._sums[values])
+        return [family]
 
 
 class Metrics:
@@ -48,17 +73,15 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
 
-        def counter(name: str, what: str, *labels: str) -> Series[Counter]:
-            return Series(Counter(f"headway:router_{name}", what, labels, registry=registry))
+        def counter(name: str, what: str, *labels: str) -> Counts:
+            made = Counts(f"headway:router_{name}", what, *labels)
+            registry.register(made)
+            return made
 
-        def histogram(
-            name: str, what: str, buckets: tuple[float, ...], *labels: str
-        ) -> Series[Histogram]:
-            return Series(
-                Histogram(
-                    f"headway:router_{name}", what, labels, buckets=buckets, registry=registry
-                )
-            )
+        def times(name: str, what: str, bounds: tuple[float, ...], *labels: str) -> Times:
+            made = Times(f"headway:router_{name}", what, bounds, *labels)
+            registry.register(made)
+            return made
 
         def gauge(name: str, what: str, *labels: str) -> Gauge:
             return Gauge(f"headway:router_{name}", what, labels, registry=registry)
@@ -70,21 +93,17 @@ class Metrics:
         self.routes = counter("routes", "Where requests went, and why", "strategy", "reason")
         self.handoffs = counter("handoffs", "Disaggregated requests, by what came of it", "event")
         self.retries = counter("retries", "Attempts after the first, by cause", "cause")
-        self.truncated = Counter(
-            "headway:router_truncated",
-            "Answers that broke off after their first byte",
-            registry=registry,
-        )
-        self.ttft_s = histogram(
+        self.truncated = counter("truncated", "Answers that broke off after their first byte")
+        self.ttft_s = times(
             "time_to_first_token_seconds",
             "From the request's head to its first byte",
             _TTFT_S,
             "length",
         )
-        self.tpot_s = histogram(
+        self.tpot_s = times(
             "time_per_output_token_seconds", "(last - first) / (events - 1)", _TPOT_S, "length"
         )
-        self.added_s = histogram(
+        self.added_s = times(
             "added_seconds", "What the router itself adds, by where", _ADDED_S, "where"
         )
         self.in_flight = gauge("requests_in_flight", "Requests being served")

@@ -17,7 +17,7 @@ _MEDIA: Final = (
     *("input_audio", "audio_url", "audio", "audio_embeds", "video_url", "video"),
     *("input_file", "file", "document"),
 )
-_NOT_TEXT: Final = ("role", "type", "content", "output", "id", "status")
+_NOT_TEXT: Final = frozenset({"role", "type", "content", "output", "id", "status"})
 _ROLE_END: Final = b"\x1e"
 _PART_END: Final = b"\x1f"
 
@@ -119,8 +119,7 @@ class _Writer:
             self.data(turn)
             return
         role = str(turn.get("role") or turn.get("type") or "")
-        self._pieces.append(role.encode("utf-8", "surrogatepass"))
-        self._pieces.append(_ROLE_END)
+        self._pieces += (role.encode("utf-8", "surrogatepass"), _ROLE_END)
         rest = {
             key: value for key, value in turn.items() if key not in _NOT_TEXT and value is not None
         }

@@ -13,7 +13,10 @@ _PATH_CHARS: Final = 128
 
 
 class Record:
-    """What the router answers itself or passes on to one engine leaves this behind."""
+    """What the router answers itself or passes on to one engine leaves this behind.
+
+    receipt: of a request that comes to be generated, too.
+    """
 
     def __init__(self, service: Service, request: ClientRequest, kind: Kind | None) -> None:
         """kind: of a request that generates; None for all others."""
@@ -22,7 +25,7 @@ class Record:
         messages = request.path.startswith("/v1/messages")
         self._form: Kind = kind or ("messages" if messages else "chat")
         self._endpoint = kind or "other"
-        self._receipt = Receipt(
+        self.receipt = Receipt(
             request_id=service.new_id(),
             strategy=service.config.router.strategy,
             reason="",
@@ -31,22 +34,22 @@ class Record:
 
     def served(self, reason: str, *engines: str) -> None:
         """How it is served, and on which engines; the queue ends here."""
-        queue_s = self._receipt.queue_s
+        queue_s = self.receipt.queue_s
         if queue_s is None:
             queue_s = self.service.now() - self.request.created_s
-        receipt = self._receipt
+        receipt = self.receipt
         receipt.reason, receipt.engines, receipt.queue_s = reason, engines, queue_s
 
     def headers(self) -> Headers:
         """What the answer says about the request."""
         service = self.service
-        client_id = service.client_id(self.request, self._receipt.request_id)
-        receipt = receipt_headers(self._receipt) if service.config.router.receipt else []
+        client_id = service.client_id(self.request, self.receipt.request_id)
+        receipt = receipt_headers(self.receipt) if service.config.router.receipt else []
         return [(b"x-request-id", client_id), *receipt]
 
     def respond(self, status: int, reason: str, headers: Headers, body: bytes) -> None:
         """A whole answer of the router's own."""
-        self.served(reason, *self._receipt.engines)
+        self.served(reason, *self.receipt.engines)
         self.request.respond(status, [*headers, *self.headers()], body)
         self.end(status)
 
@@ -67,12 +70,12 @@ class Record:
     def end(self, status: int, *, broke_off: bool = False) -> None:
         """Count and log it, once. status: 499 if the client left."""
         service = self.service
-        service.metrics.requests.labels(self._endpoint, "none", str(status)).inc()
+        service.metrics.requests.add(self._endpoint, "none", str(status))
         if broke_off:
-            service.metrics.truncated.inc()
+            service.metrics.truncated.add()
         if service.log is not None:
             line = log_line(
-                self._receipt,
+                self.receipt,
                 endpoint=self._endpoint,
                 status=status,
                 method=self.request.method,
@@ -83,6 +86,6 @@ class Record:
             service.log(line)
 
     def _client_id(self) -> str | None:
-        own = self._receipt.request_id
+        own = self.receipt.request_id
         found = self.service.client_id(self.request, own).decode("ascii")
         return None if found == own else found

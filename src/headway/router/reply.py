@@ -1,22 +1,25 @@
 """The client's side of a generating request: what it is answered, and what that looked like."""
 
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from headway.core.routing.strategy import Reason, Route
+from headway.core.routing.views import RequestView
 from headway.router.answers import AnswerError
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.leg import Leg, LegFailed
-from headway.router.openai import answer_headers, error_body, stream_error, strip_answer
-from headway.router.receipt import log_line, receipt_headers
+from headway.router.openai import Parsed, answer_headers, error_body, stream_error, strip_answer
+from headway.router.receipt import Receipt, log_line, receipt_headers
 from headway.router.request import ClientRequest
+from headway.router.service import Service
 from headway.router.sse import StreamCleaner, StreamTap
 from headway.router.upstream import Call, Sink, UpstreamError
 
-if TYPE_CHECKING:
-    from headway.router.generation import Generation
-
 ANSWER_LIMIT_BYTES: Final = 1 << 28
+_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
+_USAGE_BYTES: Final = 4_096
+"""Where to look for an answer's usage: at its end."""
 
 
 class Reply:
@@ -26,12 +29,20 @@ class Reply:
     in_band_error: the answer broke off after its first byte.
     """
 
-    def __init__(self, generation: "Generation", request: ClientRequest) -> None:
-        self._generation = generation
-        self._service = generation.service
-        self._parsed = generation.parsed
+    def __init__(
+        self,
+        service: Service,
+        request: ClientRequest,
+        parsed: Parsed,
+        view: RequestView,
+        receipt: Receipt,
+    ) -> None:
+        self._service = service
         self._request = request
-        self._tap = StreamTap(generation.parsed.kind)
+        self._parsed = parsed
+        self._view = view
+        self._receipt = receipt
+        self._tap = StreamTap(parsed.kind)
         self.status = 0
         self.in_band_error = False
 
@@ -60,7 +71,7 @@ class Reply:
             cleaner = StreamCleaner(cached_tokens=cached_tokens) if clean else None
             await self._stream(leg, call, on_first, cleaner)
             return
-        body = await self._generation.read(leg, call, ANSWER_LIMIT_BYTES)
+        body = await leg.read(call, ANSWER_LIMIT_BYTES)
         if on_first is not None:
             on_first()
         if clean:
@@ -72,7 +83,9 @@ class Reply:
         self.status = call.status
         headers = answer_headers(call.headers, rewritten=clean) + self._receipt_headers()
         self._request.respond(call.status, headers, body)
-        self._generation.learn_length_from(body)
+        counts = _PROMPT_TOKENS.findall(body[-_USAGE_BYTES:])
+        if counts:
+            self.learn_length(int(counts[-1]))
 
     async def _stream(
         self,
@@ -82,17 +95,14 @@ class Reply:
         cleaner: StreamCleaner | None,
     ) -> None:
         """The head leaves with the first bytes of the body: until then another engine may try."""
-        request, tap, now, engine = self._request, self._tap, self._service.now, leg.engine
+        request, tap = self._request, self._tap
 
-        def passing(data: bytes) -> None:
-            if not request.started:
-                self._begin(leg, call, on_first, rewritten=cleaner is not None)
-            engine.last_byte_s = now_s = now()
-            tap.feed(data, now_s)
+        def begin() -> None:
+            self._begin(leg, call, on_first, rewritten=cleaner is not None)
 
         try:
             sink = request if cleaner is None else cast("Sink", Cleaned(request, cleaner))
-            await call.pump(sink, passing)
+            await call.pump(sink, tap.feed, begin)
         except (UpstreamError, AnswerError) as error:
             failed = leg.broke(error, call.status)
             if not request.started:
@@ -100,11 +110,11 @@ class Reply:
             self._break_off(f"the engine failed while answering ({failed.cause})")
             return
         if not request.started:
-            self._begin(leg, call, on_first, rewritten=cleaner is not None)
+            begin()
         request.finish()
         usage = tap.usage
         if usage is not None:
-            self._generation.learn_length(usage.prompt_tokens)
+            self.learn_length(usage.prompt_tokens)
 
     def _begin(
         self, leg: Leg, call: Call, on_first: Callable[[], None] | None, *, rewritten: bool
@@ -119,18 +129,17 @@ class Reply:
     def _mark_first(self, leg: Leg) -> None:
         """The first bytes of the answer came from `leg`."""
         leg.succeeded()
-        generation = self._generation
         waited_s = self._service.now() - leg.sent_s
-        generation.receipt.first_decode_s = waited_s
+        self._receipt.first_decode_s = waited_s
         if self._parsed.stream:
             leg.engine.learn_rate(leg.claim.ahead_tokens, waited_s)
-        leg.claim.prefilled(generation.view.prompt_tokens)
+        leg.claim.prefilled(self._view.prompt_tokens)
 
     def _break_off(self, why: str) -> None:
         """The answer can't be completed: say so in the stream, or cut it visibly."""
         request, tap = self._request, self._tap
         self.in_band_error = True
-        self._service.metrics.truncated.inc()
+        self._service.metrics.truncated.add()
         if request.is_gone:
             request.abort()
             return
@@ -165,31 +174,38 @@ class Reply:
         self._request.respond(status, [JSON_TYPE, *(headers or ()), *self._receipt_headers()], body)
 
     def _receipt_headers(self) -> Headers:
-        service, generation = self._service, self._generation
-        headers = [(b"x-request-id", service.client_id(self._request, generation.view.id))]
+        service = self._service
+        headers = [(b"x-request-id", service.client_id(self._request, self._view.id))]
         if service.config.router.receipt:
-            headers += receipt_headers(generation.receipt)
+            headers += receipt_headers(self._receipt)
         return headers
+
+    def learn_length(self, prompt_tokens: int) -> None:
+        """An engine said how many tokens the prompt has."""
+        parsed = self._parsed
+        if parsed.prompt_token_ids is None and parsed.n == 1:
+            self._service.lengths.observe(
+                parsed.model, parsed.kind, parsed.prompt_bytes, prompt_tokens
+            )
 
     def account(self) -> None:
         """Metrics and the log line, once, when all is over."""
-        service, receipt, tap = self._service, self._generation.receipt, self._tap
-        view = self._generation.view
+        service, receipt, tap, view = self._service, self._receipt, self._tap, self._view
         metrics, size = service.metrics, receipt.length_class
-        metrics.requests.labels(self._parsed.kind, size, str(self.status)).inc()
+        metrics.requests.add(self._parsed.kind, size, str(self.status))
         ttft_s = tpot_s = None
         if tap.first_s is not None and tap.last_s is not None:
             ttft_s = tap.first_s - view.arrival_s
-            metrics.ttft_s.labels(size).observe(ttft_s)
+            metrics.ttft_s.add(ttft_s, size)
             if tap.events > 2:
                 tpot_s = (tap.last_s - tap.first_s) / (tap.events - 2)
-                metrics.tpot_s.labels(size).observe(tpot_s)
+                metrics.tpot_s.add(tpot_s, size)
         if self.status != 499:
-            metrics.slo.labels(size, str(self._met(ttft_s, tpot_s)).lower()).inc()
+            metrics.slo.add(size, str(self._met(ttft_s, tpot_s)).lower())
         if receipt.queue_s is not None:
-            metrics.added_s.labels("before first leg").observe(receipt.queue_s)
+            metrics.added_s.add(receipt.queue_s, "before first leg")
         if receipt.handoff_s is not None:
-            metrics.added_s.labels("between legs").observe(receipt.handoff_s)
+            metrics.added_s.add(receipt.handoff_s, "between legs")
         if service.log is not None:
             service.log(
                 log_line(
@@ -209,7 +225,7 @@ class Reply:
         if not 200 <= self.status < 300 or self.in_band_error:
             return False
         limit_s = self._parsed.tpot_slo_s or self._service.config.router.slo.tpot_s
-        return (ttft_s is None or ttft_s <= self._generation.view.ttft_limit_s) and (
+        return (ttft_s is None or ttft_s <= self._view.ttft_limit_s) and (
             tpot_s is None or tpot_s <= limit_s
         )
 
@@ -220,6 +236,7 @@ class Cleaned:
     def __init__(self, request: ClientRequest, cleaner: StreamCleaner) -> None:
         self._request = request
         self._cleaner = cleaner
+        self.write_chunk = None
         self.on_gone = request.on_gone
         self.on_writable = request.on_writable
 

@@ -124,7 +124,7 @@ class ClientRequest:
         self._size = 0
         self._wake_above = -1
         self._waiter: asyncio.Future[None] | None = None
-        self._gone_calls: list[Callable[[], None]] = []
+        self._gone_calls: list[Callable[[], object]] = []
         self._writable_call: Callable[[], None] | None = None
         self._mute = self._chunked = self._close_delimited = False
         self._left = 0
@@ -215,6 +215,15 @@ class ClientRequest:
             self._left -= len(data)
         self._send(data)
 
+    @property
+    def write_chunk(self) -> Callable[[bytes], None] | None:
+        """Takes what `write` would make of a piece; None if it wouldn't make a chunk of it.
+
+        Valid until the answer is finished or the client gone.
+        """
+        plain = self._chunked and not (self._held or self._mute or self.finished or self.is_gone)
+        return self._link.send if plain else None
+
     def _send(self, data: bytes) -> None:
         head = self._held
         if head:
@@ -248,7 +257,7 @@ class ClientRequest:
         self.finished = True
         self._link.cut()
 
-    def on_gone(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_gone(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Calls back once when the client leaves, at once if it has left.
 
         Returns a function that unsubscribes.

@@ -238,4 +238,4 @@ class Service:
                 freed = False
         for action in handoff.release_ended(self.now(), freed=freed):
             if isinstance(action, Count):
-                self.metrics.handoffs.labels(action.name).inc()
+                self.metrics.handoffs.add(action.name)

@@ -34,80 +34,68 @@ class StreamTap:
     """Counts a stream's events as they pass, without reading their JSON.
 
     events: so far (`[DONE]` is one). first_s: when the first event that follows from a token
-    came, None before it; last_s: when the latest event came. Both by the caller's clock.
+    came, None before it; last_s: when the latest bytes came. Both by the caller's clock.
     """
 
-    __slots__ = (
-        "_edge",
-        "_kept",
-        "_kept_bytes",
-        "_kind",
-        "_preamble",
-        "events",
-        "first_s",
-        "last_s",
-    )
+    __slots__ = ("_counted", "_events", "_kind", "_preamble", "_seen", "first_s", "last_s")
 
     def __init__(self, kind: Kind = "chat") -> None:
-        self.events = 0
         self.first_s: float | None = None
         self.last_s: float | None = None
         self._kind = kind
         self._preamble = _PREAMBLE.get(kind, 0)
-        self._edge = b"\n\n"  # the end of what came: an event's start may be cut in two
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
+        self._seen = bytearray(_BOUNDARIES[0])  # an event starts after a line's end
+        self._counted = 0  # of these bytes, those in which no further event can start
+        self._events = 0
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Bytes that came at now_s."""
-        edge = self._edge
-        if len(data) < _KEEP:
-            seen = edge + data
-            events = seen.count(_START)
-            self._edge = seen[-_KEEP:]
-        else:
-            events = data.count(_START) + (edge + data[:_KEEP]).count(_START)
-            self._edge = data[-_KEEP:]
-        self._kept.append(data)
-        self._kept_bytes += len(data)
-        if self._kept_bytes > _TRIM_BYTES:
-            tail = b"".join(self._kept)[-_TAIL_BYTES:]
-            self._kept, self._kept_bytes = [tail], len(tail)
-        if events:
-            self.events += events
-            self.last_s = now_s
-            if self.first_s is None and self.events > self._preamble:
-                self.first_s = now_s
+        """Bytes that came at now_s. Most are only kept: they are counted many at once."""
+        self._seen += data
+        self.last_s = now_s
+        if self.first_s is None and self.events > self._preamble:
+            self.first_s = now_s
+        if len(self._seen) > _TRIM_BYTES:
+            self._trim()
 
     @property
-    def _tail(self) -> bytes:
-        """The end of the stream so far."""
-        return b"".join(self._kept)
+    def events(self) -> int:
+        """So far."""
+        seen = self._seen
+        self._events += seen.count(_START, self._counted)
+        self._counted = max(self._counted, len(seen) - _KEEP)
+        return self._events
+
+    def _trim(self) -> None:
+        """Forget all but the end."""
+        self._events = self.events
+        cut = len(self._seen) - _TAIL_BYTES
+        del self._seen[:cut]
+        self._counted -= cut
 
     @property
     def at_boundary(self) -> bool:
         """Whether nothing of an unfinished event has passed."""
-        return self._edge.endswith(_BOUNDARIES)
+        return self._seen.endswith(_BOUNDARIES)
 
     @property
     def done(self) -> bool:
         """Whether the engine said that the stream is complete (`[DONE]` and its likes)."""
         if self._kind == "responses":
-            return self.at_boundary and _RESPONSE_END.search(self._tail) is not None
+            return self.at_boundary and _RESPONSE_END.search(self._seen) is not None
         end = _MESSAGE_END if self._kind == "messages" else _DONE
-        return end.search(self._tail) is not None
+        return end.search(self._seen) is not None
 
     @property
     def finish(self) -> str | None:
         """Why the answer ended, as the engine words it; None if it hasn't said."""
         words = {"responses": _RESPONSE_END, "messages": _STOP}.get(self._kind, _FINISH)
-        found = words.findall(self._tail)
+        found = words.findall(self._seen)
         return found[-1].decode("utf-8", "replace") if found else None
 
     @property
     def usage(self) -> Usage | None:
         """The last usage near the stream's end; None if the engine sent none."""
-        text = self._tail.decode("utf-8", "replace")
+        text = self._seen.decode("utf-8", "replace")
         for match in reversed(list(_USAGE.finditer(text))):
             usage = usage_of(_object_at(text, match.end()))
             if usage is not None:

@@ -80,12 +80,16 @@ class Engine:
         self.prefill_tokens_per_s = 0.0
         self._measured = (0.0, 0.0)
         self.last_byte_s = -math.inf
-        """When it last sent something: an engine that makes progress isn't dead."""
+        """Of the good answers that have ended, when the latest byte came."""
 
     def move(self, pool: "Pool") -> None:
         """Its pool as a new configuration describes it."""
         self.pool = pool
         self.learn_models(self.models)
+
+    def heard_s(self) -> float:
+        """When it last sent a part of a good answer: an engine that makes progress isn't dead."""
+        return max(self.last_byte_s, self.upstream.last_byte_s())
 
     def ready(self, now_s: float) -> bool:
         """Whether new requests may go there."""
@@ -97,20 +101,21 @@ class Engine:
         queued = 0
         if now_s - report.at_s <= STALE_S:
             queued = max(0, report.waiting + report.running - work.requests)
+        pool = self.pool
         return EngineView(
-            id=self.id,
-            pool=self.pool.name,
-            role=self.pool.role,
-            ready=self.ready(now_s),
-            max_model_len=self.max_model_len,
-            prefill_tokens=work.prefill_tokens,
-            decodes=work.decodes,
-            decode_tokens=work.decode_tokens,
-            kv_tokens=work.kv_tokens,
-            kv_capacity_tokens=self.pool.kv_capacity_tokens or report.kv_capacity_tokens,
-            queued=queued,
-            prefill_tokens_per_s=self.prefill_tokens_per_s,
-            weight=self.breaker.weight(now_s),
+            self.id,
+            pool.name,
+            pool.role,
+            self.ready(now_s),
+            self.max_model_len,
+            work.prefill_tokens,
+            work.decodes,
+            work.decode_tokens,
+            work.kv_tokens,
+            pool.kv_capacity_tokens or report.kv_capacity_tokens,
+            queued,
+            self.prefill_tokens_per_s,
+            self.breaker.weight(now_s),
         )
 
     def claim(self, *, prefill_tokens: int, kv_tokens: int) -> "Claim":

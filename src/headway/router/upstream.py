@@ -10,6 +10,7 @@ import asyncio
 import re
 import ssl as tls
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Final
 
 from headway.router.call import Call, Departing, Sink, Timeouts
@@ -46,6 +47,7 @@ _METHOD: Final = re.compile(r"[A-Z]+")
 _TARGET: Final = re.compile(rb"/[!-~]*")
 _DROPPED: Final = HOP_BY_HOP | {b"content-length", b"expect"}
 _ONE_WRITE_BYTES: Final = 65_536
+"""Of a body that is joined to its head."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
 
@@ -87,6 +89,11 @@ class UpstreamPool:
     def busy(self) -> int:
         """Connections in use."""
         return len(self._busy)
+
+    def last_byte_s(self) -> float:
+        """When a good answer under way last brought a part of its body; -inf: none has."""
+        calls = [each.call for each in self._busy if each.call is not None]
+        return max((c.last_byte_s for c in calls if c.streaming and c.status < 400), default=-inf)
 
     async def send(
         self,
@@ -193,8 +200,10 @@ class UpstreamPool:
         try:
             if isinstance(body, bytes):
                 if not call.over:
-                    connection.write(head)
-                    if body:
+                    if len(body) <= _ONE_WRITE_BYTES:
+                        connection.write(head + body)
+                    else:
+                        connection.write(head)
                         connection.write(body)
                     call.sent()
             elif not call.over:
@@ -213,15 +222,15 @@ class UpstreamPool:
     ) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request line: {method} {target!r}")
-        fields = [field for field in headers if field[0] not in _DROPPED]
-        if not any(name == b"host" for name, _ in fields):
-            fields.insert(0, (b"host", self._host_field))
+        if not any(name == b"host" for name, _ in headers):
+            headers = [(b"host", self._host_field), *headers]
         framing = b""
         if length is None:
             framing = b"transfer-encoding: chunked\r\n"
         elif length or method not in _BODILESS:
             framing = b"content-length: %d\r\n" % length
-        return head_bytes(b"%b %b HTTP/1.1\r\n" % (method.encode(), target), fields, framing)
+        start = b"%b %b HTTP/1.1\r\n" % (method.encode(), target)
+        return head_bytes(start, headers, framing, _DROPPED)
 
 
 def _declared(headers: Headers) -> int | None:

@@ -27,8 +27,10 @@ def uncached_tokens(request: RequestView, engine_id: str) -> int:
 
     At least 1: an engine computes the last prompt token even if it has all KV.
     """
-    cached = max(0, request.cached_tokens.get(engine_id, 0))
-    return max(1, request.prompt_tokens - cached)
+    tokens, cached = request.prompt_tokens, request.cached_tokens.get(engine_id, 0)
+    if cached > 0:
+        tokens -= cached
+    return max(1, tokens)
 
 
 def length_class(tokens: int, long_tokens: int) -> LengthClass:

@@ -25,7 +25,7 @@ EARLY: Final = 8
 EARLY_OUTLIER: Final = 8.0
 OUTLIER: Final = 2.0
 """An observation beyond this many times the estimate, or below its inverse, is moved there."""
-REFIT: Final = 4
+REFIT: Final = 16
 """After the first few, the line is fitted anew for every so many observations."""
 LEAST_RATE: Final = 1 / 64
 MOST_RATE: Final = 2.0

@@ -52,9 +52,14 @@ def pick(
     roomy = [e for e in peers if has_room(e, request)] or peers
     if not roomy:
         return None
-    usual = usual_tokens_per_s(peers) or GUESSED_TOKENS_PER_S
     measure = work or prefill_work
-    loads = [(measure(e, request, _known(e) or usual) / _weight(e), e) for e in roomy]
+    speeds = [_known(e) for e in roomy]
+    if not all(speeds):
+        usual = usual_tokens_per_s(peers) or GUESSED_TOKENS_PER_S
+        speeds = [speed or usual for speed in speeds]
+    loads = [
+        (measure(e, request, speed) / _weight(e), e) for e, speed in zip(roomy, speeds, strict=True)
+    ]
     most = TIE * min(load for load, _ in loads)
     tied = [e for load, e in loads if load <= most]
     if len(tied) > 1:
@@ -64,9 +69,12 @@ def pick(
 
 def prefill_work(engine: EngineView, request: RequestView, tokens_per_s: float) -> float:
     """Seconds of work there, the request's own uncached tokens included (prefix affinity)."""
-    decodes = DECODE_AS_TOKENS * max(0, engine.decodes)
-    context = CONTEXT_AS_TOKENS * max(0, engine.decode_tokens)
-    return (_tokens_ahead(engine, request) + decodes + context) / tokens_per_s
+    ahead: float = _tokens_ahead(engine, request)
+    if engine.decodes > 0:
+        ahead += DECODE_AS_TOKENS * engine.decodes
+    if engine.decode_tokens > 0:
+        ahead += CONTEXT_AS_TOKENS * engine.decode_tokens
+    return ahead / tokens_per_s
 
 
 def decode_work(engine: EngineView, request: RequestView, _tokens_per_s: float) -> float:
@@ -112,15 +120,18 @@ def usual_tokens_per_s(engines: Iterable[EngineView]) -> float:
 
 
 def _tokens_ahead(engine: EngineView, request: RequestView) -> float:
-    queued = QUEUED_AS_TOKENS * min(MOST_QUEUED, max(0, engine.queued))
-    return max(0, engine.prefill_tokens) + queued + uncached_tokens(request, engine.id)
+    ahead = uncached_tokens(request, engine.id)
+    if engine.queued > 0:
+        ahead += QUEUED_AS_TOKENS * min(MOST_QUEUED, engine.queued)
+    return ahead + engine.prefill_tokens if engine.prefill_tokens > 0 else ahead
 
 
 def _known(engine: EngineView) -> float:
     """Its prefill speed, 0.0 if unknown."""
     speed = engine.prefill_tokens_per_s
-    return speed if speed > 0 and math.isfinite(speed) else 0.0
+    return speed if 0 < speed < math.inf else 0.0
 
 
 def _weight(engine: EngineView) -> float:
-    return min(1.0, max(LEAST_WEIGHT, engine.weight))
+    weight = engine.weight
+    return 1.0 if weight >= 1 else max(LEAST_WEIGHT, weight)

@@ -44,6 +44,8 @@ class PrefixMap:
         Blocks beyond `max_blocks` have none.
         """
         whole = min(len(prompt) // self.block_bytes, self.max_blocks)
+        if not whole:
+            return ()
         view = memoryview(prompt)
         ends = range(0, (whole + 1) * self.block_bytes, self.block_bytes)
         running = blake2b(digest_size=NAME_BYTES)

@@ -7,7 +7,6 @@ No part of a request names a destination: engines are those of the pools.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -42,8 +41,7 @@ class Reason(StrEnum):
     TOO_LONG = "too long"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """Where a request goes.
 
     kind: `whole`: all of it on `engine`. `split`: `prefill` computes the KV, `decode`
@@ -215,8 +213,10 @@ def _best_fit(places: Iterable[_Place], request: RequestView) -> list[_Place]:
     All of them fit, or none.
     """
     fitting, unsure = [], []
+    excluded = request.excluded
     for place in places:
-        if place.open_to(request):
+        engine = place.engine
+        if engine.ready and engine.id not in excluded:
             judged = place.fit(request)
             if judged is Fit.FITS:
                 fitting.append(place)
