@@ -8,14 +8,20 @@ import tomllib
 import pytest
 
 from headway import config
+from headway.config.fleet import Fleet
 from headway.config.model import STRATEGIES, Pool, Router
 from headway.config.problems import dotted
-from headway.config.reading import REQUIRED, all_settings
+from headway.config.reading import REQUIRED, UNSET, all_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs/router-config.md").read_text()
 EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-ALL = [*all_settings(Router, ("router",)), *all_settings(Pool, ("pool",))]
+STARTED = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/fleet.md").read_text(), re.DOTALL)
+ALL = [
+    *all_settings(Fleet, ("fleet",)),
+    *all_settings(Router, ("router",)),
+    *all_settings(Pool, ("pool",)),
+]
 POOL = '[[pool]]\nname = "a"\nengines = ["http://127.0.0.1:8100"]\n'
 
 
@@ -24,6 +30,15 @@ def test_examples_of_the_page_are_right_and_raise_no_warning(example):
     parsed = config.parse(example)
     assert not config.warnings(parsed)
     assert config.explain(parsed)
+
+
+@pytest.mark.parametrize("example", STARTED)
+def test_examples_of_a_fleet_are_right_and_raise_no_warning(example):
+    parsed = config.parse(example, starts=True)
+    assert not config.warnings(parsed)
+    assert " to start, " in config.explain(parsed)
+    with pytest.raises(config.ConfigError, match="headway up"):
+        config.parse(example)
 
 
 def test_the_page_has_an_example_of_each_strategy():
@@ -37,7 +52,7 @@ def test_the_page_has_every_setting_with_its_default(path, setting):
     assert meaning == setting.meaning
     if setting.default is REQUIRED:
         assert default == "required"
-    elif setting.default in {None, ()}:
+    elif setting.default in UNSET:
         assert not default
     else:
         assert tomllib.loads(f"x = {default}")["x"] == setting.default
@@ -58,7 +73,7 @@ def validator():
     return jsonschema.Draft7Validator(config.schema())
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [*EXAMPLES, *STARTED])
 def test_the_schema_takes_what_the_parser_takes(validator, example):
     assert validator.is_valid(tomllib.loads(example))
 
@@ -78,12 +93,21 @@ def test_the_schema_takes_what_the_parser_takes(validator, example):
         POOL.replace("http://", ""),
         POOL.replace(":8100", ":8100/v1"),
         '[[pool]]\nname = "a"\nengines = []\n',
+        '[[pool]]\nname = "a"\nreplicas = 0\n',
+        '[[pool]]\nname = "a"\nmodel = ""\n',
+        '[[pool]]\nname = "a"\nflags = [8]\n',
+        '[[pool]]\nname = "a"\nenv.A = 1\n',
+        '[[pool]]\nname = "a"\nenv."A B" = "1"\n',
+        '[[pool]]\nname = "a"\nbatching.policy = "best"\n',
+        '[[pool]]\nname = "a"\nbatching.x = 1\n',
+        "[fleet]\nhang_s = 0\n" + POOL,
+        '[fleet]\nname = "../a"\n' + POOL,
     ],
 )
 def test_the_schema_refuses_what_the_parser_refuses(validator, text):
     assert not validator.is_valid(tomllib.loads(text))
     with pytest.raises(config.ConfigError):
-        config.parse(text)
+        config.parse(text, starts=True)
 
 
 def test_the_schema_describes_every_setting():
@@ -96,6 +120,18 @@ def test_the_explanation_says_where_each_value_is_from():
     assert re.search(r"^  tpot_s = 0\.2 +line 3  ", told, re.MULTILINE)
     assert re.search(r"^  ttft_s = 1 +default  ", told, re.MULTILINE)
     assert re.search(r'^  engines = \["http://127\.0\.0\.1:8100"\] +line 6  ', told, re.MULTILINE)
+
+
+def test_the_explanation_has_what_matters_for_each_pool():
+    started = '[[pool]]\nname = "b"\nreplicas = 2\n[pool.env]\nTOKEN = "hunter2"\n'
+    told = config.explain(config.parse(POOL + started, starts=True))
+    assert re.search(r"^  replicas = 2 +line 6  ", told, re.MULTILINE)
+    assert re.search(r"^  env = \{TOKEN = …\} +line 7  ", told, re.MULTILINE)
+    assert "hunter2" not in told
+    assert "pool b, 2 engines to start, the bundled model: all prompts" in told
+    for title in ("[fleet]", "[pool.batching]", "  engines = "):
+        assert told.count(title) == 1
+    assert not re.search(r"\[fleet\]|replicas|batching", config.explain(config.parse(POOL)))
 
 
 def test_the_explanation_of_a_pool_says_what_it_does():

@@ -1,4 +1,4 @@
-"""`headway.toml`: the router's settings, parsed strictly and told in words.
+"""`headway.toml`: the settings of the router and the fleet, parsed strictly and told in words.
 
 What can't be used is a `ConfigError` that lists all problems, each with its file, line and key,
 what was wrong and what would be right.
@@ -12,6 +12,7 @@ from typing import Any
 
 from headway.config.checks import EngineAddress
 from headway.config.explain import explain
+from headway.config.fleet import Batching, Fleet
 from headway.config.keys import KeyHash, KeyRing, engine_key, hash_key, read_file, repeated
 from headway.config.lines import Path, key_lines
 from headway.config.model import (
@@ -39,9 +40,11 @@ from headway.config.rules import check, check_tls, server_tls, warnings
 from headway.config.schema import schema, schema_text
 
 __all__ = [
+    "Batching",
     "Config",
     "ConfigError",
     "EngineAddress",
+    "Fleet",
     "Health",
     "KeyRing",
     "Keys",
@@ -67,8 +70,11 @@ __all__ = [
 ]
 
 
-def load(path: str | pathlib.Path) -> Config:
+def load(path: str | pathlib.Path, *, starts: bool = False) -> Config:
     """The configuration in a file, with the files it names read and checked too.
+
+    starts: for `headway up`, which starts the engines of pools that have none. Without it such a
+        pool is an error.
 
     Raises ConfigError, also when a file can't be read.
     """
@@ -80,18 +86,19 @@ def load(path: str | pathlib.Path) -> Config:
         raise ConfigError((Problem("", said, str(path)),)) from error
     except UnicodeDecodeError as error:
         raise ConfigError((Problem("", "is not UTF-8 text", str(path)),)) from error
-    return _parsed(text, str(path), open_files=True)
+    return _parsed(text, str(path), open_files=True, starts=starts)
 
 
-def parse(text: str, name: str = "headway.toml") -> Config:
+def parse(text: str, name: str = "headway.toml", *, starts: bool = False) -> Config:
     """The configuration in a text. Opens no files: a key file's keys are not known,
     and if it is all there is, no key is taken.
 
     name: of the file the text is from, for errors; relative paths in it start at its folder.
+    starts: as for `load`.
 
     Raises ConfigError.
     """
-    return _parsed(text, name, open_files=False)
+    return _parsed(text, name, open_files=False, starts=starts)
 
 
 def from_flags(
@@ -127,7 +134,7 @@ def from_flags(
         raise ConfigError((Problem(absent, said),))
     settings.setdefault("strategy", "disaggregated" if split else "unified")
     document = {"router": settings, "pool": pools}
-    return _built(document, source, pathlib.Path(), open_files=True)
+    return _built(document, source, pathlib.Path(), open_files=True, starts=False)
 
 
 def _paths(settings: Mapping[str, Any], at: Path = ("router",)) -> list[Path]:
@@ -139,26 +146,36 @@ def _paths(settings: Mapping[str, Any], at: Path = ("router",)) -> list[Path]:
     return paths
 
 
-def _parsed(text: str, name: str, *, open_files: bool) -> Config:
+def _parsed(text: str, name: str, *, open_files: bool, starts: bool) -> Config:
     try:
         document = tomllib.loads(text)
         lines = key_lines(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError.of_syntax(error, name, text) from error
     path = pathlib.Path(name)
-    config = _built(document, FileSource(name, lines), path.parent, open_files=open_files)
+    source = FileSource(name, lines)
+    config = _built(document, source, path.parent, open_files=open_files, starts=starts)
     return dataclasses.replace(config, files=(path, *config.files))
 
 
 def _built(
-    document: dict[str, Any], source: Source, folder: pathlib.Path, *, open_files: bool
+    document: dict[str, Any],
+    source: Source,
+    folder: pathlib.Path,
+    *,
+    open_files: bool,
+    starts: bool,
 ) -> Config:
     problems = Problems(source)
-    unknown(document, ["router", "pool"], (), problems)
+    unknown(document, ["fleet", "router", "pool"], (), problems)
     router = section(Router, document.get("router", {}), ("router",), problems) or Router()
     router = _placed(router, folder)
-    pools = _pools(document.get("pool", []), problems)
-    check(router, pools, problems)
+    fleet = section(Fleet, document.get("fleet", {}), ("fleet",), problems) or Fleet()
+    pools = [
+        (index, dataclasses.replace(pool, model=_model(pool.model, folder)))
+        for index, pool in _pools(document.get("pool", []), problems)
+    ]
+    check(router, pools, problems, starts=starts)
     keys = _key_ring(router.keys, problems, open_files=open_files)
     if open_files and router.tls:
         check_tls(router.tls, problems)
@@ -167,6 +184,7 @@ def _built(
     return Config(
         router=router,
         pools=tuple(pool for _, pool in pools),
+        fleet=fleet,
         keys=keys,
         files=tuple(path for path in (router.keys.file, *tls) if path),
         source=source,
@@ -189,6 +207,13 @@ def _placed(router: Router, folder: pathlib.Path) -> Router:
     if keys.file:
         keys = dataclasses.replace(keys, file=folder / keys.file)
     return dataclasses.replace(router, tls=tls, keys=keys)
+
+
+def _model(model: str | None, folder: pathlib.Path) -> str | None:
+    """With a path that says it is one put below the folder; a hub name may have a slash too."""
+    if model is not None and model.split("/")[0] in {".", ".."}:
+        return str(folder.absolute() / model)
+    return str(pathlib.Path(model).expanduser()) if model and model.startswith("~/") else model
 
 
 def _key_ring(keys: Keys, problems: Problems, *, open_files: bool) -> KeyRing:

@@ -1,12 +1,13 @@
 """A configuration in words, for people who check one before they use it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
+from headway.config.fleet import STARTING
 from headway.config.lines import Path
 from headway.config.model import Config, Pool, Router
-from headway.config.problems import dotted
-from headway.config.reading import REQUIRED, Setting, all_settings, form
+from headway.config.reading import REQUIRED, UNSET, Setting, form, header
 from headway.config.rules import warnings
 
 
@@ -33,9 +34,10 @@ def _summary(config: Config) -> Iterator[str]:
     yield f"{scheme}://{host}:{router.port}, {keys}"
     yield f"{router.strategy}: {_STRATEGIES[router.strategy]}"
     for pool in config.pools:
-        count = len(pool.engines)
+        count = len(pool.engines) or pool.replicas
         engines = "1 engine" if count == 1 else f"{count} engines"
-        yield f"  pool {pool.name}, {engines}: {_duty(router, pool)}"
+        started = "" if pool.engines else f" to start, {pool.model or 'the bundled model'}"
+        yield f"  pool {pool.name}, {engines}{started}: {_duty(router, pool)}"
     slo = router.slo
     yield (
         f"on time: TTFT of at most max({slo.ttft_s:g} s, {slo.ttft_factor:g} x the prefill alone), "
@@ -66,22 +68,30 @@ def _duty(router: Router, pool: Pool) -> str:
 
 def _rows(config: Config) -> Iterator[tuple[str, str, str]]:
     """Setting, origin and meaning; a section's title has no origin."""
-    title: Path = ()
-    for path, setting in all_settings(Router, ("router",)):
-        holder: object = config.router
-        for name in path[1:-1]:
-            holder = getattr(holder, str(name))
-        if path[:-1] != title:
-            title = path[:-1]
-            yield f"[{dotted(title)}]{'' if holder else ' (not set: off)'}", "", ""
-        if holder is None:
-            continue
-        value = getattr(holder, setting.name)
-        yield _row(config, path, setting, value)
+    if not all(pool.engines for pool in config.pools):
+        yield from _section_rows(config, config.fleet, ("fleet",))
+    yield from _section_rows(config, config.router, ("router",))
     for index, pool in enumerate(config.pools):
-        yield "[[pool]]", "", ""
-        for setting in form(Pool).settings:
-            yield _row(config, ("pool", index, setting.name), setting, getattr(pool, setting.name))
+        hidden = STARTING if pool.engines else ("engines",)
+        yield from _section_rows(config, pool, ("pool", index), hidden)
+
+
+def _section_rows(
+    config: Config, holder: Any, at: Path, hidden: Collection[str] = ()
+) -> Iterator[tuple[str, str, str]]:
+    """Rows of a section and of those within; hidden: settings that say nothing here."""
+    kind: type = type(holder)
+    settings, sections = form(kind)
+    yield header(at), "", ""
+    for setting in settings:
+        if setting.name not in hidden:
+            yield _row(config, (*at, setting.name), setting, getattr(holder, setting.name))
+    for name in sections:
+        inner = getattr(holder, name)
+        if inner is None:
+            yield f"{header((*at, name))} (not set: off)", "", ""
+        elif name not in hidden:
+            yield from _section_rows(config, inner, (*at, name))
 
 
 def _row(config: Config, path: Path, setting: Setting, value: object) -> tuple[str, str, str]:
@@ -90,7 +100,7 @@ def _row(config: Config, path: Path, setting: Setting, value: object) -> tuple[s
 
 
 def _text(value: object) -> str:
-    if value is None or value == ():
+    if value in UNSET:
         return "(not set)"
     if isinstance(value, bool):
         return str(value).lower()
@@ -98,4 +108,6 @@ def _text(value: object) -> str:
         return f"{value:.12g}" if isinstance(value, float) else str(value)
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
         return "[" + ", ".join(_text(item) for item in value) + "]"
+    if isinstance(value, Mapping):  # of the environment: values may be secrets
+        return "{" + ", ".join(f"{name} = …" for name in value) + "}"
     return json.dumps(str(value), ensure_ascii=False)

@@ -1,10 +1,11 @@
-"""The settings of the router: names, types, defaults, what values may be, what they mean.
+"""The settings of the router and its pools: names, types, defaults, what values may be and mean.
 
 Parsing, the JSON schema and the explanation are all made from these classes: every field carries
 its check and its meaning.
 """
 
 import pathlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -20,6 +21,7 @@ from headway.config.checks import (
     Text,
     Whole,
 )
+from headway.config.fleet import DEVICE, MODEL, Batching, Fleet, Variables, VllmFlag
 from headway.config.keys import KeyEntry, KeyHash, KeyRing
 from headway.config.problems import Source
 from headway.core.batching.settings import LONG_PREFILL_TOKENS
@@ -29,6 +31,7 @@ ROLES: Final = ("both", "prefill", "decode")
 
 _SECONDS: Final = Number(most=7 * 24 * 3600)
 _TOKENS: Final = Whole(1)
+_SIZE: Final = Whole(1, 1024)
 _NAME: Final = Text(r"[A-Za-z0-9._-]{1,64}", "a name of up to 64 letters, digits, . _ or -")
 # Lower case isn't taken, so that a key put here by mistake isn't a valid name and shown to people.
 _VARIABLE: Final = Text(
@@ -120,7 +123,9 @@ class Router:
     host: Annotated[str, Host(), "address to listen on"] = "127.0.0.1"
     port: Annotated[int, Whole(0, 65535), "where clients connect; 0: any free port"] = 8000
     admin_port: Annotated[
-        int, Whole(0, 65535), "state and draining, on the loopback address only; 0: off"
+        int,
+        Whole(0, 65535),
+        "state and draining, on the loopback address only; 0: off, with `headway up` any free port",
     ] = 9001
     strategy: Annotated[str, Choice(STRATEGIES), "how requests are spread over the pools"] = (
         "unified"
@@ -154,7 +159,10 @@ class Router:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Engines of one kind. Token limits are those of each engine."""
+    """Engines of one kind, running elsewhere (`engines`) or to be started by `headway up`.
+
+    Token limits, sizes and memory are those of each engine.
+    """
 
     name: Annotated[str, _NAME, "a name for metrics and receipts"]
     role: Annotated[
@@ -165,15 +173,17 @@ class Pool:
     engines: Annotated[
         tuple[EngineAddress, ...],
         Items(EngineUrl(), 1, '["http://127.0.0.1:8100"]'),
-        "the URLs where its engines listen",
-    ]
+        "the URLs where its engines listen; not set: `headway up` starts them",
+    ] = ()
     max_prompt_tokens: Annotated[
         int | None,
         _TOKENS,
         "dedicated: prompts up to this many uncached tokens go here; not set: any",
     ] = None
     max_model_len: Annotated[
-        int | None, _TOKENS, "the engines' context, tokens; not set: as the engines say"
+        int | None,
+        _TOKENS,
+        "the engines' context, tokens; not set: as the engines say, when started the model's",
     ] = None
     kv_capacity_tokens: Annotated[
         int | None, _TOKENS, "tokens their KV cache holds; not set: as the engines say"
@@ -181,6 +191,35 @@ class Pool:
     kv_lease_s: Annotated[
         float, _SECONDS, "how long a prefill engine keeps KV that nobody fetched (vLLM: 30)"
     ] = 30.0
+    replicas: Annotated[int, Whole(1, 1000), "how many engines to start"] = 1
+    model: Annotated[
+        str | None,
+        MODEL,
+        "a directory or a hub name; ./ starts at this file's folder; not set: the bundled model",
+    ] = None
+    devices: Annotated[
+        tuple[int, ...],
+        Items(DEVICE, 1, "[0, 1]"),
+        "GPUs, or CPU cores on vLLM's CPU build; not set: a share of what other pools don't name",
+    ] = ()
+    tensor_parallel_size: Annotated[
+        int, _SIZE, "devices that share each layer (on CPUs: groups of cores)"
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, _SIZE, "groups of such devices, each with a part of the layers"
+    ] = 1
+    kv_memory_gib: Annotated[
+        float | None,
+        Number(most=2**20),
+        "memory for the KV cache; not set: as vLLM finds, on CPUs 4 (bundled model: 2)",
+    ] = None
+    flags: Annotated[
+        tuple[str, ...], Items(VllmFlag(), 1, '["--flag", "value"]'), "further flags for vLLM"
+    ] = ()
+    env: Annotated[
+        Mapping[str, str], Variables(), "further environment variables of the engines"
+    ] = field(default_factory=dict)
+    batching: Batching = field(default_factory=Batching)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +232,7 @@ class Config:
 
     router: Router
     pools: tuple[Pool, ...]
+    fleet: Fleet = field(default_factory=Fleet)
     keys: KeyRing = field(default_factory=KeyRing)
     files: tuple[pathlib.Path, ...] = field(default=(), compare=False)
     source: Source = field(compare=False, repr=False)

@@ -12,6 +12,8 @@ from headway.config.lines import Path
 from headway.config.problems import Problems
 
 REQUIRED: Final = dataclasses.MISSING
+UNSET: Final[tuple[object, ...]] = (None, (), {})
+"""Defaults that stand for a setting that isn't set."""
 
 
 class Setting(NamedTuple):
@@ -30,6 +32,10 @@ class Form(NamedTuple):
     sections: Mapping[str, type]
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is REQUIRED else field.default_factory()
+
+
 @lru_cache
 def form(cls: type) -> Form:
     """The form of a settings class; see `model`."""
@@ -40,7 +46,7 @@ def form(cls: type) -> Form:
         hint = hints[each.name]
         if typing.get_origin(hint) is typing.Annotated:
             _, check, meaning = typing.get_args(hint)
-            settings.append(Setting(each.name, check, meaning, each.default))
+            settings.append(Setting(each.name, check, meaning, _default(each)))
         else:  # a section, or one that may be None
             sections[each.name] = next(iter(typing.get_args(hint)), hint)
     return Form(tuple(settings), sections)
@@ -60,7 +66,7 @@ def section(cls: type, raw: object, at: Path, problems: Problems) -> Any:
     What is wrong is added to `problems` and replaced by its default; None where that can't be.
     """
     if not isinstance(raw, dict):
-        problems.add(at, f"{kind(raw)} is not a table; use {_header(at)}")
+        problems.add(at, f"{kind(raw)} is not a table; use {header(at)}")
         return None
     settings, sections = form(cls)
     unknown(raw, [*(s.name for s in settings), *sections], at, problems)
@@ -97,6 +103,7 @@ def unknown(raw: Mapping[str, object], known: list[str], at: Path, problems: Pro
             problems.add((*at, name), f"unknown setting; {hint}known are: {', '.join(known)}")
 
 
-def _header(at: Path) -> str:
+def header(at: Path) -> str:
+    """The section's title as a file has it: `[router.slo]`, `[[pool]]`, `[pool.batching]`."""
     names = ".".join(str(part) for part in at if not isinstance(part, int))
     return f"[[{names}]]" if isinstance(at[-1], int) else f"[{names}]"

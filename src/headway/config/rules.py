@@ -2,26 +2,29 @@
 
 import ipaddress
 import ssl
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headway.config.checks import EngineAddress
-from headway.config.model import Config, Pool, Router, Tls
+from headway.config.model import Config, Router, Tls
 from headway.config.problems import Problems
+from headway.config.starting import Pools, check_places, check_starts
 
 if TYPE_CHECKING:
     from headway.config.lines import Path
 
-Pools = Sequence[tuple[int, Pool]]
-"""Pools that could be read, each with its index."""
 
+def check(router: Router, pools: Pools, problems: Problems, *, starts: bool) -> None:
+    """Add a problem for every rule that is broken, as far as its settings could be read.
 
-def check(router: Router, pools: Pools, problems: Problems) -> None:
-    """Add a problem for every rule that is broken, as far as its settings could be read."""
+    starts: pools without engines are started; otherwise that is a problem.
+    """
     if not pools and problems.clear_of(("pool",)):
         problems.add(
             ("pool",), "there is no engine; name at least one, such as http://127.0.0.1:8100"
         )
+    check_places(pools, problems, starts=starts)
+    if starts:
+        check_starts(pools, problems)
     _distinct(pools, problems)
     _not_itself(router, pools, problems)
     if problems.clear_of(("router", "strategy"), ("pool",)):

@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
+from headway.config.fleet import Fleet
 from headway.config.model import Pool, Router
-from headway.config.reading import REQUIRED, form
+from headway.config.reading import REQUIRED, UNSET, form
 
 
 def schema() -> dict[str, Any]:
@@ -12,10 +13,11 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "headway.toml",
-        "description": "Configuration of headway's router",
+        "description": "Configuration of headway's router and of the engines behind it",
         "type": "object",
         "additionalProperties": False,
         "properties": {
+            "fleet": _section(Fleet),
             "router": _section(Router),
             "pool": {"type": "array", "minItems": 1, "items": _section(Pool)},
         },
@@ -33,7 +35,7 @@ def _section(cls: type) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for setting in settings:
         described = {"description": setting.meaning, **setting.check.schema()}
-        if setting.default is not REQUIRED and setting.default not in {None, ()}:
+        if setting.default is not REQUIRED and setting.default not in UNSET:
             described["default"] = setting.default
         properties[setting.name] = described
     properties |= {name: _section(inner) for name, inner in sections.items()}
