@@ -14,12 +14,13 @@ export TORCH_INDEX
 help: ## show this
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 	@echo
-	@echo 'Variables: MODEL (directory or hub name; default: the bundled model), ARGS (more flags),'
+	@echo 'Variables: MODEL (directory or hub name; default: the bundled model, or ./headway.toml),'
+	@echo 'ARGS (more flags; for serve those of headway up, such as a file),'
 	@echo 'PYTHON (3.11 or newer), TORCH_INDEX (an index with PyTorch CPU wheels, by default'
 	@echo "pip's own indexes and then PyTorch's)."
 
-serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, start an engine
-	@exec $(VENV)/headway serve $(MODEL) $(ARGS)
+serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, start a fleet
+	@exec $(VENV)/headway up $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 test: .venv/.ready-cpu .venv/.ready-dev ## run all tests, those with real engines too
 	$(VENV)/python -m pytest $(ARGS)

@@ -7,12 +7,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from headway.core.batching import settings
 from headway.core.errors import HeadwayError, SettingError
 from headway.engine import command, launch
+from headway.fleet import cli as fleet
 from headway.models import bundled
 from headway.router import command as route
 
@@ -77,11 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        if arguments.command == "route":
-            return _route(arguments, rest)
-        return _serve(arguments, rest)
+        return _RUN.get(arguments.command, _fleet)(arguments, rest)
     except SettingError as error:
-        say(f"error: {error if arguments.command == 'route' else _as_flag(error, arguments)}")
+        say(f"error: {_as_flag(error, arguments) if arguments.command == 'serve' else error}")
         return 2
     except HeadwayError as error:
         say(f"error: {error}")
@@ -144,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     route.add_flags(router)
+    fleet.add_commands(commands)
     return parser
 
 
@@ -176,6 +176,16 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
         engine = _build(prepared, cpu=cpu)
     say(_summary(engine))
     return launch.run(engine, lambda: say(_try_it(engine)), say)
+
+
+def _fleet(arguments: argparse.Namespace, rest: list[str]) -> int:
+    return fleet.run(arguments, rest, say)
+
+
+_RUN: Final[Mapping[str, Callable[[argparse.Namespace, list[str]], int]]] = {
+    "route": _route,
+    "serve": _serve,
+}
 
 
 def _build(wish: command.Wish, *, cpu: bool) -> command.EngineCommand:

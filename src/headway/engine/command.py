@@ -59,6 +59,7 @@ class EngineCommand:
     served_name: the model's name in requests.
     settings: headway's settings in force, None under vLLM's own scheduler.
     drain_s: how long a stopping engine waits for running requests.
+    cores: where all its processes run; None for wherever this process may.
     """
 
     argv: tuple[str, ...]
@@ -67,6 +68,7 @@ class EngineCommand:
     served_name: str
     settings: settings.BatchingSettings | None
     drain_s: float
+    cores: tuple[int, ...] | None = None
 
 
 def build(

@@ -1,0 +1,250 @@
+"""The fleet's subcommands: their flags, and what they call. What they run on is imported late."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headway.core.errors import HeadwayError, SettingError
+
+FILE: Final = "headway.toml"
+NAME: Final = "default"
+_FILE_HELP: Final = (
+    f"the fleet and its router (default: ./{FILE} if it exists, else what suits this machine)"
+)
+_UP: Final = f"""\
+Starts a fleet: engines, a router in front of them, and a supervisor that keeps it so, until Ctrl-C
+or `headway down`. Without FILE and without ./{FILE}, the bundled model with what suits this
+machine. `headway init` writes a file to start from; docs/fleet.md tells what can be in it.
+"""
+_EXAMPLES: Final = """\
+examples:
+  headway up
+  headway init --strategy disaggregated && headway up --dry-run
+  headway status --watch
+  headway scale decode=2
+"""
+
+Say = Callable[[str], None]
+
+
+def add_commands(commands: Any) -> None:
+    """Declare them. commands: what `add_subparsers` made."""
+    for name, (about, add) in _COMMANDS.items():
+        parser = commands.add_parser(
+            name,
+            help=about,
+            prog=f"headway {name}",
+            description=_UP if name == "up" else f"{about[0].upper()}{about[1:]}.",
+            epilog=_EXAMPLES if name == "up" else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        add(parser)
+
+
+def names() -> tuple[str, ...]:
+    """The subcommands."""
+    return tuple(_COMMANDS)
+
+
+def run(arguments: argparse.Namespace, rest: list[str], say: Say) -> int:
+    """Run one; the exit status. say: told what goes on, line by line. Raises HeadwayError."""
+    if rest:
+        raise SettingError(rest[0], f"unknown; see headway {arguments.command} --help")
+    try:
+        return _RUN[arguments.command](arguments, say)
+    except BrokenPipeError:  # whoever read has seen enough, as in `headway logs a-0 | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _add_up(parser: argparse.ArgumentParser) -> None:
+    _add_file(parser)
+    _add_name(parser, f"of the fleet (default: as in FILE, else {NAME})")
+    parser.add_argument(
+        "--model", help="without FILE: a directory or a hub name, instead of the bundled model"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be run, and start nothing"
+    )
+
+
+def _add_init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", default=FILE, help=f"default: {FILE}")
+    parser.add_argument(
+        "--strategy",
+        choices=("unified", "dedicated", "disaggregated"),
+        help="how requests are spread (default: disaggregated where there are two devices)",
+    )
+    parser.add_argument("--model", help="a directory or a hub name (default: the bundled model)")
+    parser.add_argument("--force", action="store_true", help="also over a file that exists")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    _add_name(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="show it anew every two seconds")
+    how.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", metavar="NAME", help="an engine, or router")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
+    parser.add_argument(
+        "-n", "--lines", type=_count, default=50, metavar="N", help="from the end (default: 50)"
+    )
+    _add_name(parser)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("engine", metavar="NAME", help="as `headway status` shows it")
+    _add_name(parser)
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("size", metavar="POOL=N", type=_size, help="for example decode=2")
+    _add_name(parser)
+
+
+def _add_restart(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("pool", metavar="POOL")
+    _add_name(parser)
+
+
+def _add_down(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="don't wait for running requests")
+    _add_name(parser)
+
+
+def _add_render(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", choices=("kubernetes",), help="what for")
+    _add_file(parser)
+    parser.add_argument("--image", help="with vLLM and headway in it")
+    parser.add_argument("--namespace", metavar="N", help="default: that of whoever applies it")
+    parser.add_argument(
+        "--cpus", type=_count, metavar="N", help="cores of each engine, to run them on CPUs"
+    )
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help=f"to check, too (default: ./{FILE} if it exists)"
+    )
+    _add_name(parser)
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help=_FILE_HELP)
+
+
+def _add_name(parser: argparse.ArgumentParser, about: str = "of the fleet") -> None:
+    parser.add_argument("--name", default=None, help=about)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
+def _size(text: str) -> tuple[str, int]:
+    pool, equals, count = text.rpartition("=")
+    if not (pool and equals and count.isascii() and count.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not POOL=N; write for example decode=2")
+    return pool, int(count)
+
+
+def _up(arguments: argparse.Namespace, say: Say) -> int:
+    from headway.fleet import up  # noqa: PLC0415  with all that a fleet needs
+
+    asked = arguments.file or not arguments.model
+    wish = up.Wish(_file(arguments.file) if asked else None, arguments.model, arguments.name)
+    return up.up(wish, say, dry_run=arguments.dry_run)
+
+
+def _init(arguments: argparse.Namespace, say: Say) -> int:
+    from headway.fleet import up  # noqa: PLC0415
+
+    return up.init(
+        Path(arguments.file),
+        say,
+        strategy=arguments.strategy,
+        model=arguments.model,
+        force=arguments.force,
+    )
+
+
+def _operate(arguments: argparse.Namespace, say: Say) -> int:
+    """What asks the supervisor of a fleet that runs."""
+    from headway.fleet import operate  # noqa: PLC0415
+
+    name, asked = arguments.name or NAME, arguments.command
+    if asked == "status":
+        return operate.status(name, watch=arguments.watch, json=arguments.json)
+    if asked == "logs":
+        return operate.logs(name, arguments.engine, arguments.lines, follow=arguments.follow)
+    if asked in {"drain", "undrain"}:
+        return operate.drain(name, arguments.engine, say, draining=asked == "drain")
+    if asked == "scale":
+        pool, count = arguments.size
+        return operate.scale(name, pool, count, say)
+    if asked == "restart":
+        return operate.restart(name, arguments.pool, say)
+    return operate.down(name, say, force=arguments.force)
+
+
+def _render(arguments: argparse.Namespace, _say: Say) -> int:
+    from headway.fleet import hardware, kubernetes, spec  # noqa: PLC0415
+
+    given = {
+        key: value
+        for key in ("image", "namespace", "cpus")
+        if (value := getattr(arguments, key)) is not None
+    }
+    config = spec.load(_file(arguments.file), hardware.look())
+    print(kubernetes.render(config, kubernetes.Options(**given)), end="")  # noqa: T201
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace, _say: Say) -> int:
+    from headway.fleet import doctor  # noqa: PLC0415
+
+    def write(text: str) -> None:
+        print(text, flush=True)  # noqa: T201  what was asked for
+
+    path = _file(arguments.file)
+    return doctor.run(str(path) if path else None, write, name=arguments.name)
+
+
+def _file(given: str | None) -> Path | None:
+    """The file that is meant; None: there is none. Raises HeadwayError where one is missing."""
+    path = Path(given or FILE)
+    if path.exists():
+        return path
+    if given:
+        raise HeadwayError(f"{given}: no such file; `headway init {given}` writes one")
+    return None
+
+
+_COMMANDS: Final[Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] = {
+    "up": ("start a fleet: engines, a router, a supervisor", _add_up),
+    "init": ("write a commented file for this machine", _add_init),
+    "status": ("show a running fleet: engines, load, goodput", _add_status),
+    "logs": ("show what an engine, or the router, has said", _add_logs),
+    "drain": ("send no new requests to an engine", _add_engine),
+    "undrain": ("send requests to an engine again", _add_engine),
+    "scale": ("change how many engines a pool has", _add_scale),
+    "restart": ("restart a pool's engines, one after the other", _add_restart),
+    "down": ("stop a fleet, once running requests have ended", _add_down),
+    "render": ("write what runs the fleet elsewhere", _add_render),
+    "doctor": ("check the installation, the file, and the fleet if it runs", _add_doctor),
+}
+_RUN: Final[Mapping[str, Callable[[argparse.Namespace, Say], int]]] = {
+    **dict.fromkeys(_COMMANDS, _operate),
+    "up": _up,
+    "init": _init,
+    "render": _render,
+    "doctor": _doctor,
+}

@@ -1,0 +1,109 @@
+"""What a fleet is made of: engines to start, where they listen, the machine they run on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headway.config import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine to start.
+
+    Args:
+        name: `<pool>-<index>`; never reused for another pool.
+        pool: The pool it serves.
+        role: `both`, `prefill` or `decode`.
+        model: A local directory or a name on a model hub; None is the bundled model.
+        devices: GPU indices, or CPU cores on the CPU build.
+        tensor_parallel_size: How many devices share each layer.
+        pipeline_parallel_size: How many groups of devices share the layers.
+        max_model_len: The engine's limit on prompt and answer together; None is the model's.
+        kv_memory_gib: Memory for the KV cache; None leaves it to vLLM.
+        kv_lease_s: How long it keeps KV that nobody fetched.
+        batching: Headway's batching settings, `policy` among them; what is absent has its default.
+        flags: Further flags for vLLM, as on its command line.
+        env: Further environment variables.
+    """
+
+    name: str
+    pool: str
+    role: str
+    model: str | None
+    devices: tuple[int, ...]
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    max_model_len: int | None = None
+    kv_memory_gib: float | None = None
+    kv_lease_s: float = 30.0
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an engine listens.
+
+    Args:
+        host: Its host.
+        port: Its HTTP server's port.
+        side_port: The port of its KV connector's side channel.
+    """
+
+    host: str
+    port: int
+    side_port: int
+
+    @property
+    def url(self) -> str:
+        """The engine's URL, as a router's pool names it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What engines can be started on.
+
+    Args:
+        cores: The CPU cores this process may use.
+        gpus: The GPUs' indices.
+        memory_gib: Host memory available now.
+        cpu: The installed vLLM is its CPU build: engines run on `cores`, not `gpus`.
+        fast_bf16: The hardware computes in bfloat16 without emulating it.
+    """
+
+    cores: tuple[int, ...]
+    gpus: tuple[int, ...]
+    memory_gib: float
+    cpu: bool
+    fast_bf16: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """A fleet to run, every engine named and placed.
+
+    Args:
+        name: The fleet's name; one supervisor runs it at a time.
+        placement: Where engines run: `local`.
+        start_timeout_s: How long an engine may take until it is ready.
+        hang_s: How long an engine that has work may make no progress before it is restarted.
+        drain_s: How long a stop waits for running requests.
+        engines: The engines to start, pool by pool in the file's order.
+        config: The file: the router's part, and the pools as written.
+    """
+
+    name: str
+    placement: str
+    start_timeout_s: float
+    hang_s: float
+    drain_s: float
+    engines: tuple[EngineSpec, ...]
+    config: Config

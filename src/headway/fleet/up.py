@@ -1,0 +1,229 @@
+"""`headway up` and `headway init`: from a file to a fleet that runs."""
+
+import asyncio
+import dataclasses
+import functools
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from headway import config as settings
+from headway.core.errors import HeadwayError, SettingError
+from headway.engine import launch
+from headway.engine.command import EngineCommand
+from headway.fleet import causes, dryrun, goodput, hardware, ports, routerfile, supervisor
+from headway.fleet import init as made
+from headway.fleet.command import engine_command
+from headway.fleet.display import Display, display
+from headway.fleet.home import Home
+from headway.fleet.members import HOST, Making
+from headway.fleet.model import Address, EngineSpec, FleetSpec, Machine
+from headway.fleet.pairs import problems
+from headway.fleet.router import command as router_command
+from headway.fleet.spec import load, plan, rescale
+from headway.fleet.starts import Starts, settled
+from headway.models import bundled
+
+_NO_FILE: Final = "(no file)"
+_QUESTION: Final = "What is the capital of France?"
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be started. path: the file, None without one; model: then, instead of the
+    bundled one. name: of the fleet, instead of the file's.
+    """
+
+    path: Path | None = None
+    model: str | None = None
+    name: str | None = None
+
+
+def up(wish: Wish, say: Say, *, dry_run: bool) -> int:
+    """Run a fleet until it is told to stop, or print what would be run; the exit status.
+
+    Raises HeadwayError for what can't be started.
+    """
+    machine = hardware.look()
+    fleet = described(wish, machine)
+    if fleet.engines:
+        launch.cpu_build()  # raises where there is no vLLM
+    say(f"{wish.path or 'no headway.toml; what suits this machine'}: {_told(fleet)}")
+    if dry_run:
+        print(_dry(fleet, machine))  # noqa: T201  what was asked for
+        return 0
+    for engine in fleet.engines:  # a wrong setting shows before anything starts
+        command = _command(machine, engine, _somewhere())
+        launch.check(dataclasses.replace(command, url=None), cpu=machine.cpu)
+    for warning in settings.warnings(fleet.config):
+        say(f"warning: {warning}")
+    home = Home(fleet.name)
+    shown = display(sys.stderr, say)
+    watch = Watch(fleet, machine, home, shown)
+    try:
+        return supervisor.run(fleet, _parts(wish, machine), home, shown.say, watch.show)
+    finally:
+        watch.close()
+
+
+def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force: bool) -> int:
+    """Write a commented file for this machine; the exit status. Raises HeadwayError."""
+    text = made.text(hardware.look(), strategy=strategy, model=model)
+    try:
+        with path.open("w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError:
+        raise HeadwayError(f"{path} exists; use another name, or --force") from None
+    except OSError as error:
+        raise HeadwayError(f"{path} can't be written: {error.strerror}") from error
+    say(f"wrote {path}; see what it does: headway up --dry-run {shlex.quote(str(path))}")
+    return 0
+
+
+def described(wish: Wish, machine: Machine) -> FleetSpec:
+    """The fleet as the file, or its default, describes it now. Raises HeadwayError."""
+    if wish.model is not None:
+        if wish.path is not None:
+            raise SettingError("--model", f"and {wish.path} are given; leave one out")
+        text = made.text(machine, model=wish.model)
+        config = settings.parse(text, _NO_FILE, starts=True)
+    else:
+        config = load(wish.path, machine)
+    fleet = plan(config, machine)
+    found = problems(fleet)
+    if found:
+        raise settings.ConfigError(tuple(found))
+    return dataclasses.replace(fleet, name=wish.name) if wish.name else fleet
+
+
+class Watch:
+    """Shows a fleet's start, and what to try once it serves. Needs the supervisor's event loop."""
+
+    def __init__(self, fleet: FleetSpec, machine: Machine, home: Home, shown: Display) -> None:
+        self._fleet = fleet
+        self._machine = machine
+        self._samples = home.path / goodput.FILE
+        self._display = shown
+        self._starts = Starts()
+        self._sampling: asyncio.Task[None] | None = None
+        self._over = False
+        """Whether the start is: what happens later is told in words."""
+
+    def show(self, status: Mapping[str, Any]) -> None:
+        """The supervisor's status has changed, or a second has passed."""
+        if self._sampling is None:
+            self._samples.unlink(missing_ok=True)  # of an earlier run
+            work = goodput.sample(status["admin"], self._samples)
+            self._sampling = asyncio.get_running_loop().create_task(work)
+        if self._over:
+            return
+        engines = status["engines"]
+        self._display.show(self._starts.rows(engines))
+        serves = status["serving"] or (not engines and status["router"]["state"] == "ready")
+        ready = serves and settled(engines)
+        if ready or status["stopping"]:
+            self._over = True
+            self._display.leave()
+        if ready and not status["stopping"]:
+            self._display.say(try_it(self._fleet, self._machine, status["endpoint"]))
+
+    def close(self) -> None:
+        """Let go of the logs."""
+        self._starts.close()
+
+
+def try_it(fleet: FleetSpec, machine: Machine, endpoint: str) -> str:
+    """The endpoint, and three things to try."""
+    first = next(iter(fleet.engines), None)
+    model = _command(machine, first, _somewhere()).served_name if first else "MODEL"
+    chat = {
+        "model": model,
+        "max_tokens": 100,
+        "messages": [{"role": "user", "content": _QUESTION}],
+    }
+    key = "-H 'Authorization: Bearer YOUR-KEY' " if fleet.config.keys else ""
+    body = f"{key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(chat))}"
+    name = "" if fleet.name == "default" else f" --name {fleet.name}"
+    return "\n".join(
+        [
+            f"ready: {model} on {endpoint}; try",
+            f"  curl {endpoint}/v1/chat/completions {body}",
+            f"  {_program()} status --watch{name}",
+            f"  {_program()} logs {first.name if first else 'router'} -f{name}",
+        ]
+    )
+
+
+def _program() -> str:
+    """What a shell knows this program by."""
+    if shutil.which("headway"):
+        return "headway"
+    given = Path(sys.argv[0])
+    if given.name == "headway":
+        return shlex.quote(str(given))
+    return f"{shlex.quote(sys.executable)} -m headway"
+
+
+def _parts(wish: Wish, machine: Machine) -> supervisor.Parts:
+    making = Making(
+        machine=machine,
+        command=functools.partial(_command, machine),
+        cause=causes.cause_in,
+    )
+    return supervisor.Parts(
+        making=making,
+        router_text=routerfile.text,
+        rescale=lambda fleet, pool, count: rescale(fleet, fleet.config, machine, pool, count),
+        read=(lambda: described(wish, machine)) if wish.path else None,
+    )
+
+
+def _command(machine: Machine, engine: EngineSpec, address: Address) -> EngineCommand:
+    """What to run for an engine. The bundled model is prepared first where need be."""
+    model = engine.model if engine.model is not None else str(bundled.ensure())
+    return engine_command(engine, address, machine, model, os.environ)
+
+
+def _somewhere() -> Address:
+    """For what doesn't depend on the address."""
+    return Address(host=HOST, port=1, side_port=2)
+
+
+def _dry(fleet: FleetSpec, machine: Machine) -> str:
+    held = [ports.reserve(HOST) for _ in range(2 * len(fleet.engines))]
+    numbers = iter([port.number for port in held])
+    for port in held:
+        port.release()
+    addresses = {
+        engine.name: Address(host=HOST, port=next(numbers), side_port=next(numbers))
+        for engine in fleet.engines
+    }
+    commands = {
+        engine.name: _command(machine, engine, addresses[engine.name]) for engine in fleet.engines
+    }
+    router = fleet.config.router
+    url = f"http://{router.host}:{router.port}"
+    file = Home(fleet.name).router_file
+    return dryrun.text(
+        fleet, addresses, commands, router_command(file, url, os.environ, fleet.drain_s)
+    )
+
+
+def _told(fleet: FleetSpec) -> str:
+    """The pools, in short."""
+    pools: dict[tuple[str, str], int] = {}
+    for engine in fleet.engines:
+        pools[engine.pool, engine.role] = pools.get((engine.pool, engine.role), 0) + 1
+    parts = [
+        f"{count} engine{'s' if count > 1 else ''} in {pool} ({role})"
+        for (pool, role), count in pools.items()
+    ]
+    parts += [f"{pool.name} running elsewhere" for pool in fleet.config.pools if pool.engines]
+    return f"{fleet.config.router.strategy}; {', '.join(parts)}"

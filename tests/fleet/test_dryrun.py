@@ -1,0 +1,96 @@
+"""`headway up --dry-run`: what it prints does what `headway up` would."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from headway import config as settings
+from headway.engine.command import EngineCommand
+from headway.fleet import dryrun, spec
+from headway.fleet.model import Address, Machine
+
+MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True, fast_bf16=False)
+FILE = """\
+[router]
+strategy = "disaggregated"
+[[pool]]
+name = "p"
+role = "prefill"
+[[pool]]
+name = "d"
+role = "decode"
+"""
+SHOW = "import os, sys, json; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
+
+
+def printed(env, *words, environ):
+    """The blocks for a fleet of two whose engines' commands are SHOW with `words`."""
+    fleet = spec.plan(settings.parse(FILE, starts=True), MACHINE)
+    addresses = {
+        engine.name: Address(host="127.0.0.1", port=8100 + 2 * n, side_port=8101 + 2 * n)
+        for n, engine in enumerate(fleet.engines)
+    }
+    shown = EngineCommand(
+        argv=(sys.executable, "-c", SHOW, *words),
+        env=env,
+        url=None,
+        served_name="m",
+        settings=None,
+        drain_s=1,
+    )
+    commands = dict.fromkeys(addresses, shown)
+    return dryrun.text(fleet, addresses, commands, shown, environ)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--flag", "value"), ("--json", '{"a": "it\'s"}', "--x", ""), ("$HOME", "a b", "--", "*")],
+)
+def test_a_shell_runs_exactly_the_command_in_exactly_its_environment(words):
+    environ = {**os.environ, "GONE": "1", "SAME": "x y"}
+    env = {**os.environ, "SAME": "x y", "NEW": "it's $HOME", "EMPTY": ""}
+    block = printed(env, *words, environ=environ).split("\n\n")[0]
+    answer = subprocess.run(
+        ["bash", "--norc", "-c", block], env=environ, capture_output=True, check=True, text=True
+    )
+    found, argv = json.loads(answer.stdout)
+    assert argv == list(words)
+    for noise in ("_", "SHLVL", "PWD", "OLDPWD", "LC_CTYPE"):
+        found.pop(noise, None)
+        env.pop(noise, None)
+    assert found == env
+
+
+def test_every_engine_the_router_and_its_file_are_there():
+    text = printed({}, "--x", environ={})
+    for part in (
+        "# p-0: http://127.0.0.1:8100, KV side channel on port 8101\n",
+        "# d-0: http://127.0.0.1:8102, KV side channel on port 8103\n",
+        "# router\n",
+        '# engines = ["http://127.0.0.1:8100"]\n',
+        '# engines = ["http://127.0.0.1:8102"]\n',
+    ):
+        assert part in text
+    subprocess.run(["bash", "-n"], input=text, check=True, text=True)
+
+
+def test_the_command_binds_the_engine_to_its_cores():
+    core = max(os.sched_getaffinity(0))
+    show = "import os; print(os.sched_getaffinity(0))"
+    shown = EngineCommand(
+        argv=(sys.executable, "-c", show),
+        env=dict(os.environ),
+        url=None,
+        served_name="m",
+        settings=None,
+        drain_s=1,
+        cores=(core,),
+    )
+    block = dryrun._block("engine", shown, os.environ)
+    answer = subprocess.run(
+        ["bash", "--norc", "-c", block], capture_output=True, check=True, text=True
+    )
+    assert answer.stdout.strip() == f"{{{core}}}"

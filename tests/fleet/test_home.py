@@ -1,0 +1,90 @@
+"""The state directory: one supervisor a name, nothing of the last run in the way."""
+
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from headway.fleet import home as homes
+from headway.fleet.errors import FleetError
+from headway.fleet.home import Home
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home("one", {"XDG_STATE_HOME": str(tmp_path)})
+
+
+def test_it_is_where_state_belongs_and_its_owners_alone(home, tmp_path):
+    home.make()
+    assert home.path == tmp_path / "headway" / "one"
+    assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+    home.write_router_file("key = 1")
+    assert home.router_file.read_text() == "key = 1"
+    assert stat.S_IMODE(home.router_file.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize("given", ["", "relative/path"])
+def test_without_a_usable_setting_it_is_below_the_users_home(given, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    environ = {"XDG_STATE_HOME": given} if given else {}
+    assert Home("a", environ).path == tmp_path / ".local" / "state" / "headway" / "a"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 65, "é"])
+def test_a_name_that_leads_elsewhere_is_refused(name):
+    with pytest.raises(FleetError, match="can't name a fleet; use up to 64 letters"):
+        Home(name)
+
+
+def test_what_an_earlier_run_left_is_gone_and_its_logs_are_not(home):
+    home.make()
+    (home.scratch / "engine-x").mkdir()
+    home.socket.touch()
+    home.log("all-0").write_text("words")
+    home.make()
+    assert list(home.scratch.iterdir()) == []
+    assert not home.socket.exists()
+    assert home.log("all-0").read_text() == "words"
+
+
+def test_a_second_supervisor_is_refused_and_told_by_whom(home, monkeypatch):
+    monkeypatch.setattr(homes, "_LEAVING_S", 0.1)
+    with (
+        home.locked(print),
+        pytest.raises(FleetError, match=rf"one runs already \(process {os.getpid()}\)"),
+        home.locked(print),
+    ):
+        pass
+    with home.locked(print):
+        pass
+
+
+def test_what_is_left_of_a_killed_one_is_waited_for(home):
+    """A guard keeps the lock's file open, and its supervisor is gone."""
+    home.path.mkdir(parents=True)
+    fd = os.open(home.path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    os.write(fd, str(ended.pid).encode())
+    threading.Timer(0.5, os.close, [fd]).start()
+    said = []
+    with home.locked(said.append):
+        assert said == ["waiting for the last run of the fleet one to end"]
+
+
+def test_what_never_ends_is_named(home, monkeypatch):
+    monkeypatch.setattr(homes, "_ENDING_S", 0.2)
+    home.path.mkdir(parents=True)
+    with (home.path / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with (
+            pytest.raises(FleetError, match=r"still runs; see who has .*lock open"),
+            home.locked(print),
+        ):
+            pass

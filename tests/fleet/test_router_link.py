@@ -1,0 +1,184 @@
+"""The router is told which engines may get requests, whatever becomes of it meanwhile."""
+
+import asyncio
+import contextlib
+import json
+from urllib.parse import parse_qs, urlsplit
+
+from headway.fleet.router import RouterLink, RouterProbe
+
+
+class Admin:
+    """A router's admin port. It knows `engines`, and believes that all may get requests."""
+
+    def __init__(self):
+        self.drained = set()
+        self.engines = {"p/a:1", "p/b:2"}
+        self.asked = []
+        self.silent = False
+        self.port = 0
+        self._server = None
+
+    async def start(self):
+        self.drained.clear()
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self):
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader, writer):
+        with contextlib.suppress(ConnectionError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            status, body = self._answer(*head.split(" ")[:2])
+            if not self.silent:
+                head = b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
+                writer.write(head + body)
+                await writer.drain()
+            writer.close()
+
+    def _answer(self, method, target):
+        address = urlsplit(target)
+        if address.path == "/state":
+            engines = [
+                {"id": e, "ready": e not in self.drained, "work": {"requests": len(e)}}
+                for e in sorted(self.engines)
+            ]
+            return 200, json.dumps({"pools": [{"engines": engines}]}).encode()
+        (engine,) = parse_qs(address.query)["engine"]
+        self.asked.append((address.path, engine))
+        if engine not in self.engines:
+            return 404, b"{}"
+        if not self.silent:
+            change = self.drained.add if address.path == "/drain" else self.drained.discard
+            change(engine)
+        return 200, b"{}"
+
+
+async def until(condition):
+    async with asyncio.timeout(10):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+def linked(test):
+    async def run():
+        admin = Admin()
+        await admin.start()
+        link = RouterLink(f"http://127.0.0.1:{admin.port}")
+        telling = asyncio.create_task(link.run())
+        try:
+            await test(admin, link)
+        finally:
+            telling.cancel()
+            await admin.stop()
+
+    asyncio.run(run())
+
+
+def test_what_changes_is_told_at_once_and_what_the_router_believes_is_not():
+    async def test(admin, link):
+        link.started()
+        link.set_open("p/a:1", is_open=True)
+        link.set_open("p/b:2", is_open=False)
+        await asyncio.wait_for(link.until_closed("p/b:2"), 1)
+        assert admin.asked == [("/drain", "p/b:2")]
+        link.set_open("p/b:2", is_open=True)
+        await until(lambda: not admin.drained)
+        await asyncio.sleep(0.3)
+        assert admin.asked == [("/drain", "p/b:2"), ("/undrain", "p/b:2")]
+
+    linked(test)
+
+
+def test_a_router_that_was_restarted_is_told_again():
+    async def test(admin, link):
+        link.started()
+        link.set_open("p/a:1", is_open=False)
+        await until(lambda: admin.drained == {"p/a:1"})
+        await admin.stop()
+        link.ended()
+        assert link.told_closed("p/a:1")  # there is nobody to send anything
+        link.started()  # and nobody listens yet
+        assert not link.told_closed("p/a:1")
+        await asyncio.sleep(0.2)
+        await admin.start()
+        await until(lambda: admin.drained == {"p/a:1"})
+
+    linked(test)
+
+
+def test_an_engine_that_the_router_has_not_read_of_yet_is_told_later():
+    async def test(admin, link):
+        link.started()
+        link.set_open("p/new:3", is_open=False)
+        await until(lambda: len(admin.asked) >= 2)
+        admin.engines.add("p/new:3")
+        await asyncio.wait_for(link.until_closed("p/new:3"), 5)
+        link.set_open("p/gone:4", is_open=False)
+        await until(lambda: ("/drain", "p/gone:4") in admin.asked)
+        link.forget("p/gone:4")
+        await asyncio.sleep(0.2)
+        asked = len(admin.asked)
+        await asyncio.sleep(0.3)
+        assert len(admin.asked) == asked
+
+    linked(test)
+
+
+def test_an_answer_that_never_came_counts_as_nothing_heard():
+    async def test(admin, link):
+        link.started()
+        admin.silent = True
+        link.set_open("p/a:1", is_open=False)
+        await until(lambda: admin.asked)
+        assert not link.told_closed("p/a:1")
+        admin.silent = False
+        await until(lambda: admin.drained == {"p/a:1"})
+
+    linked(test)
+
+
+def test_what_changes_back_while_the_router_is_deaf_needs_nothing():
+    async def test(admin, link):
+        await admin.stop()
+        link.started()
+        link.set_open("p/a:1", is_open=False)
+        await asyncio.sleep(0.2)
+        link.set_open("p/a:1", is_open=True)
+        await admin.start()
+        await asyncio.sleep(0.3)
+        assert admin.asked == []
+
+    linked(test)
+
+
+def test_its_state_is_what_it_last_said_until_it_ends():
+    async def test(admin, link):
+        link.started()
+        assert link.requests("p/a:1") == 0
+        assert await link.refresh()
+        assert link.requests("p/a:1") == 5
+        assert link.serves("p/a:1")
+        assert not link.serves("p/x:9")
+        link.ended()
+        assert not link.serves("p/a:1")
+
+    linked(test)
+
+
+def test_a_router_that_does_not_answer_hangs():
+    async def test(admin, link):
+        probe = RouterProbe(link, 10)
+        assert await probe.trouble(0.0) is None
+        await admin.stop()
+        assert not await probe.ready()
+        assert await probe.trouble(9.0) is None
+        assert await probe.trouble(10.0) == "hung: no answer for 10 s"
+        await admin.start()
+        assert await probe.trouble(11.0) is None
+
+    linked(test)

@@ -1,0 +1,208 @@
+"""What tells a hung engine from a busy and from an idle one."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.fleet.exchange import exchange
+from headway.fleet.watch import EngineProbe, Look, Progress, parse_metrics
+
+METRICS = b"""\
+# HELP vllm:num_requests_running Number of requests
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+vllm:num_requests_running{engine="1",model_name="m"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prompt_tokens_total{engine="0",model_name="m"} 1200.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 1.5e+06
+vllm:iteration_tokens_total_count{engine="0",model_name="m"} 77.0
+vllm:request_success_total{engine="0",finished_reason="abort"} 3.0
+headway:steps_total 99.0
+headway:prefill_tokens_total 12.0
+"""
+
+
+def test_work_is_what_runs_and_waits_and_moves_is_what_steps_change():
+    work, moves = parse_metrics(METRICS)
+    assert work == 7
+    assert sorted(moves) == [0.25, 77, 99, 1200, 1.5e6]
+
+
+def test_an_engine_with_work_that_does_not_move_hangs():
+    progress = Progress(60)
+    for now_s in range(0, 60, 5):
+        assert progress.observe(Look(200, 3, (1.0,)), now_s) is None
+    assert progress.observe(Look(200, 3, (1.0,)), 60) == (
+        "hung: 3 requests and no progress for 60 s"
+    )
+
+
+@given(st.lists(st.sampled_from(["moves", "idle"]), min_size=1, max_size=200))
+def test_one_that_moves_or_has_nothing_to_do_never_hangs(looks):
+    progress = Progress(60)
+    moved = 0.0
+    for count, look in enumerate(looks):
+        moved += look == "moves"
+        work = 5 if look == "moves" else 0
+        assert progress.observe(Look(200, work, (moved,)), count * 59.0) is None
+        assert not progress.doubtful
+
+
+def test_a_prompt_longer_than_the_limit_moves_the_kv_cache_and_so_does_not_hang():
+    progress = Progress(60)
+    for step in range(100):
+        assert progress.observe(Look(200, 1, (0.0, step / 100)), step * 5.0) is None
+
+
+def test_work_that_begins_after_idle_hours_has_the_whole_time():
+    progress = Progress(60)
+    progress.observe(Look(200, 0, (1.0,)), 0)
+    progress.observe(Look(200, 0, (1.0,)), 9000)
+    assert progress.observe(Look(200, 1, (1.0,)), 9005) is None
+    assert progress.observe(Look(200, 1, (1.0,)), 9059) is None
+    assert progress.observe(Look(200, 1, (1.0,)), 9060) is not None
+
+
+def test_health_that_is_not_answered_is_a_hang_and_missing_metrics_are_not():
+    progress = Progress(60)
+    assert progress.observe(Look(200), 0) is None
+    assert progress.observe(Look(200), 1000) is None
+    assert progress.observe(Look(None), 1030) is None
+    assert progress.observe(Look(None), 1060) == "hung: /health hasn't answered for 60 s"
+
+
+def test_requests_that_only_the_router_knows_of_raise_a_doubt():
+    progress = Progress(60)
+    progress.observe(Look(200, 0, (1.0,), 0), 0)
+    assert progress.observe(Look(200, 0, (1.0,), 2), 59) is None
+    assert not progress.doubtful
+    assert progress.observe(Look(200, 0, (1.0,), 2), 61) is None
+    assert progress.doubtful
+    progress.observe(Look(200, 0, (2.0,), 2), 62)
+    assert not progress.doubtful
+
+
+class Vllm:
+    """Answers as it is told. computes: whether a completion is answered."""
+
+    def __init__(self):
+        self.health = 200
+        self.metrics = b"vllm:num_requests_running 0.0\nvllm:generation_tokens_total 1.0\n"
+        self.computes = True
+        self.asked = []
+
+    async def serve(self, reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split(" ")[1]
+        self.asked.append(path)
+        body = b""
+        if path == "/metrics":
+            body = self.metrics
+        elif path == "/v1/models":
+            body = json.dumps({"data": [{"id": "m"}]}).encode()
+        elif path == "/v1/completions" and not self.computes:
+            await reader.read()
+            return
+        status = self.health if path == "/health" else 200
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        await writer.drain()
+
+
+def with_engine(test, routed=lambda: 0, hang_s=0.3):
+    async def run():
+        vllm = Vllm()
+        server = await asyncio.start_server(vllm.serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            await test(vllm, EngineProbe(url, hang_s, routed))
+
+    asyncio.run(run())
+
+
+def test_a_dead_engine_core_is_trouble_at_once():
+    async def test(vllm, probe):
+        assert await probe.ready()
+        assert not await probe.dead()
+        vllm.health = 503
+        assert await probe.dead()
+        assert await probe.trouble(0.0) == ""
+
+    with_engine(test)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_doubt_is_settled_by_a_request_for_one_token(computes):
+    """A client slow to take its answer, or an engine core that hung while idle."""
+
+    async def test(vllm, probe):
+        vllm.computes = computes
+        assert await probe.trouble(0.0) is None
+        assert await probe.trouble(0.2) is None
+        assert "/v1/completions" not in vllm.asked
+        why = await probe.trouble(0.4)
+        assert "/v1/completions" in vllm.asked
+        assert why is None if computes else "one token" in why
+
+    with_engine(test, routed=lambda: 1)
+
+
+def test_nobody_there_is_not_ready_and_dead():
+    async def run():
+        probe = EngineProbe("http://127.0.0.1:1", 1.0, lambda: 0)
+        assert not await probe.ready()
+        assert await probe.dead()
+        assert await probe.trouble(0.0) is None
+        assert "hasn't answered" in await probe.trouble(1.0)
+
+    asyncio.run(run())
+
+
+ANSWERS = {
+    "counted": (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody", True, b"body"),
+    "chunked": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n",
+        True,
+        b"body",
+    ),
+    "until the end": (b"HTTP/1.0 200 OK\r\n\r\nbody", False, b"body"),
+    "broken off": (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nbody", False, None),
+    "broken off in a chunk": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nbo",
+        False,
+        None,
+    ),
+    "not HTTP": (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", True, None),
+    "silent": (b"", True, None),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_exchange_gives_the_whole_answer_or_none_and_never_waits_longer(kind):
+    """`stays`: the server keeps the connection open."""
+    sent, stays, body = ANSWERS[kind]
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        for place in range(len(sent)):
+            writer.write(sent[place : place + 1])
+            await writer.drain()
+        if stays:
+            await reader.read()
+            await asyncio.sleep(5)
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=1"
+        start_s = time.monotonic()
+        reply = await exchange("GET", url, 0.5)
+        assert time.monotonic() - start_s < 2
+        assert (reply.body if reply else None) == body
+        server.close()
+
+    asyncio.run(run())

@@ -1,0 +1,256 @@
+"""The command line of fleets: what is asked of whom, what is refused, and how."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headway import cli
+from headway.fleet import operate
+from headway.fleet.errors import FleetError
+from headway.fleet.home import Home
+
+FILE = """\
+[router]
+port = 8123
+
+[[pool]]
+name = "all"
+replicas = 1
+devices = [0]
+"""
+
+
+def run(*argv):
+    return cli.main(list(argv))
+
+
+def wrong(capsys, *argv, status=2):
+    """What a wrong command line is told."""
+    try:
+        code = run(*argv)
+    except SystemExit as end:
+        code = end.code
+    assert code == status
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("headway: error: ")
+    return err.removeprefix("headway: error: ").rstrip("\n")
+
+
+@pytest.fixture(autouse=True)
+def _heard(monkeypatch):
+    """`say` writes to the descriptor; here it can be captured."""
+    monkeypatch.setattr(cli, "say", lambda text: sys.stderr.write(f"headway: {text}\n"))
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch, tmp_path):
+    """No file and no fleet are there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What supervisors were asked."""
+    found = []
+
+    def ask(name, request, timeout_s=None):
+        found.append((name, request))
+        Home(name).make()
+        (Home(name).path / "lock").touch()
+        return {"added": ["decode-1"], "leaving": [], "restarted": ["a-0"]}
+
+    monkeypatch.setattr(operate, "ask", ask)
+    return found
+
+
+def test_the_command_line_is_cheap_to_import():
+    """What fleets, routers and engines run on is imported when it is needed."""
+    code = (
+        "import sys, headway.cli\n"
+        "print(*[n for n in sys.modules if n.startswith('headway.fleet.') or n == 'asyncio'])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.split() == ["headway.fleet.cli"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "request_"),
+    [
+        ("drain decode-0", "default", {"do": "drain", "engine": "decode-0"}),
+        ("undrain decode-0 --name x", "x", {"do": "undrain", "engine": "decode-0"}),
+        ("scale decode=3", "default", {"do": "scale", "pool": "decode", "replicas": 3}),
+        ("restart a=b", "default", {"do": "restart", "pool": "a=b"}),
+        ("down", "default", {"do": "down", "force": False}),
+        ("down --force --name y", "y", {"do": "down", "force": True}),
+    ],
+)
+def test_a_supervisor_is_asked(asked, line, name, request_):
+    assert run(*line.split()) == 0
+    assert asked[-1] == (name, request_)
+
+
+def test_what_a_change_of_size_leads_to_is_told(asked, capsys):
+    assert run("scale", "decode=2") == 0
+    assert capsys.readouterr().err == "headway: starting decode-1; see headway status\n"
+
+
+def test_down_returns_when_nothing_holds_the_lock_any_more(asked):
+    home = Home("default")
+    home.make()
+    holder = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)"
+    (home.path / "lock").touch()
+    command = [sys.executable, "-c", f"{holder}; print(flush=True); time.sleep(0.5)"]
+    with subprocess.Popen([*command, home.path / "lock"], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        begun_s = time.monotonic()
+        assert run("down") == 0
+        assert time.monotonic() - begun_s > 0.3
+
+
+@pytest.mark.parametrize(
+    "command", ["status", "drain a-0", "undrain a-0", "scale a=1", "restart a", "down"]
+)
+def test_without_a_fleet_it_is_told_how_to_start_one(capsys, command):
+    told = wrong(capsys, *command.split(), status=1)
+    assert told == "no fleet default runs here; start it with headway up"
+
+
+def test_what_a_supervisor_refuses_is_told(monkeypatch, capsys):
+    def ask(name, request, timeout_s=None):
+        raise FleetError("no engine x; there are: a-0")
+
+    monkeypatch.setattr(operate, "ask", ask)
+    assert wrong(capsys, "drain", "x", status=1) == "no engine x; there are: a-0"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("scale decode", "argument POOL=N: 'decode' is not POOL=N; write for example decode=2"),
+        ("scale decode=two", "argument POOL=N: 'decode=two' is not POOL=N"),
+        ("scale =2", "argument POOL=N: '=2' is not POOL=N"),
+        ("logs a-0 -n -1", "argument -n/--lines: '-1' is not a whole number, 0 or more"),
+        ("logs a-0 -n x", "argument -n/--lines: 'x' is not a whole number, 0 or more"),
+        ("drain", "the following arguments are required: NAME"),
+        ("status --watch --json", "argument --json: not allowed with argument --watch"),
+        ("status --colour", "--colour: unknown; see headway status --help"),
+        ("up a b", "b: unknown; see headway up --help"),
+        ("render x", "argument target: invalid choice: 'x'"),
+        ("init --strategy x", "argument --strategy: invalid choice: 'x'"),
+    ],
+)
+def test_wrong_usage_is_told_in_one_line(capsys, line, told):
+    said = wrong(capsys, *line.split())
+    assert said.startswith(told)
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("command", ["up", "up --dry-run", "render kubernetes", "doctor"])
+def test_a_missing_file_is_told(capsys, command):
+    told = wrong(capsys, *command.split(), "none.toml", status=1)
+    assert told == "none.toml: no such file; `headway init none.toml` writes one"
+
+
+def test_every_command_has_help(capsys):
+    from headway.fleet.cli import names
+
+    for name in names():
+        with pytest.raises(SystemExit) as end:
+            run(name, "--help")
+        assert end.value.code == 0
+        assert f"usage: headway {name}" in capsys.readouterr().out
+
+
+# Logs
+
+
+@pytest.fixture
+def log():
+    home = Home("default")
+    home.make()
+    path = home.log("a-0")
+    path.write_text("".join(f"line {n}\n" for n in range(100)))
+    home.log("router").write_text("routed\n")
+    return path
+
+
+def test_the_last_lines_of_a_log_are_printed(log, capsys):
+    assert run("logs", "a-0", "-n", "2") == 0
+    assert capsys.readouterr().out == "line 98\nline 99\n"
+    assert run("logs", "a-0") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 50
+    assert run("logs", "a-0", "-n", "0") == 0
+    assert capsys.readouterr().out == ""
+    assert run("logs", "router") == 0
+    assert capsys.readouterr().out == "routed\n"
+
+
+@pytest.mark.parametrize("name", ["b-0", "../a-0", "", "a-0.log"])
+def test_a_log_that_is_not_there_is_told_with_those_that_are(log, capsys, name):
+    told = wrong(capsys, "logs", name, status=1)
+    assert told == f"no log of {name} in the fleet default; there are: a-0, router"
+
+
+def test_a_log_is_followed_into_its_next_run(log, capsys, monkeypatch):
+    """As the engine restarts: its log is put aside and begun anew."""
+    steps = iter([("a", "more\n"), ("w", "a new run\n")])
+
+    def sleep(_s):
+        mode, text = next(steps, (None, None))
+        if mode is None:
+            raise KeyboardInterrupt
+        if mode == "w":
+            log.rename(log.with_suffix(".log.1"))
+        with log.open(mode) as file:
+            file.write(text)
+
+    monkeypatch.setattr(operate.time, "sleep", sleep)
+    assert run("logs", "a-0", "-n", "1", "-f") == 130
+    assert capsys.readouterr().out == "line 99\nmore\na new run\n"
+
+
+def test_a_reader_who_has_seen_enough_ends_it_quietly(log):
+    log.write_text("line\n" * 100_000)
+    command = f"{sys.executable} -m headway logs a-0 -n 100000 | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, check=True, text=True)
+    assert (done.stdout, done.stderr) == ("line\n", "")
+
+
+# Starting
+
+
+def test_a_file_is_written_and_not_over_another(capsys, tmp_path):
+    assert run("init", "--strategy", "unified") == 0
+    assert 'strategy = "unified"' in (tmp_path / "headway.toml").read_text()
+    capsys.readouterr()
+    told = wrong(capsys, "init", status=1)
+    assert told == "headway.toml exists; use another name, or --force"
+    assert run("init", "--force", "--model", "org/x") == 0
+    assert 'model = "org/x"' in (tmp_path / "headway.toml").read_text()
+
+
+def test_a_dry_run_prints_commands_for_a_shell_and_starts_nothing(capsys, tmp_path, monkeypatch):
+    from headway.fleet import up
+
+    monkeypatch.setattr(up.bundled, "ensure", lambda: tmp_path / "a model")
+    monkeypatch.setattr(up.asyncio, "run", lambda *_: pytest.fail("something was started"))
+    (tmp_path / "headway.toml").write_text(FILE)
+    assert run("up", "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert "headway.toml" in err
+    assert "# all-0: http://127.0.0.1:" in out
+    assert f"--model '{tmp_path}/a model'" in out
+    assert "-m headway route" in out
+    assert '# engines = ["http://127.0.0.1:' in out
+    subprocess.run(["bash", "-n"], input=out, check=True, text=True)
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_is_wrong_in_a_file_is_told_before_anything_starts(capsys, tmp_path):
+    (tmp_path / "x.toml").write_text(FILE.replace("replicas = 1", 'role = "prefil"'))
+    told = wrong(capsys, "up", "x.toml", "--dry-run")
+    assert told.startswith("x.toml:6: pool.0.role: ") or "role" in told
