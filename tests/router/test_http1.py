@@ -159,6 +159,26 @@ def test_names_are_lower_case_and_values_bare():
     assert head.headers == [(b"host", b"a"), (b"x-a", b"b"), (b"x-b", b""), (b"x-c", b"\xff")]
 
 
+def test_heads_that_differ_in_their_length_alone_are_told_apart():
+    for fields in (b"Host: a\r\n%bA: b\r\n", b"%bHost: a\r\nA: b\r\n", b"Host: a\r\nA: b\r\n%b"):
+        for length in (b"1", b"22", b"", b"1"):
+            line = b"Content-Length: %b\r\n" % length if length else b""
+            head, _ = read([b"POST / HTTP/1.1\r\n" + fields % line + b"\r\n"])
+            assert head.length == int(length or b"0")
+            sent = [(b"content-length", length)] if length else []
+            assert sorted(head.headers) == sorted([(b"host", b"a"), (b"a", b"b"), *sent])
+
+
+@pytest.mark.parametrize("first", [b"1", b"x", b""])
+@pytest.mark.parametrize("other", [b"Content-Length: 1", b"Content-Length: x", b"Content-Length:"])
+def test_a_second_length_is_refused_wherever_it_stands(first, other):
+    for between in (b"", b"A: b\r\n"):
+        head = START + b"Content-Length: %b\r\n%b%b\r\n\r\n" % (first, between, other)
+        for _ in range(2):
+            with pytest.raises(BadRequest):
+                read([head])
+
+
 def test_expect_continue_is_told_from_other_expectations():
     assert read([START + b"Expect: 100-Continue\r\n\r\n"])[0].expects_continue
     assert not read([START + b"\r\n"])[0].expects_continue

@@ -147,6 +147,36 @@ def test_a_body_is_the_same_byte_for_byte_however_it_is_split(run, name):
     assert run(main) == expected.get(name, b"abc")
 
 
+# An answer in one read isn't parsed where it is plain; whatever only looks plain must be.
+ODD_ANSWERS = {
+    "leading zeros": (whole(b"abc").replace(b"3", b"003"), b"abc", 1),
+    "the length of more": (whole(b"abc").replace(b"3", b"2"), b"ab", 0),
+    "close": (whole(b"abc", b"connection: Close"), b"abc", 0),
+    "keep-alive": (whole(b"abc", b"Connection: keep-alive"), b"abc", 1),
+    "a reason like a field": (whole(b"abc").replace(b" OK", b" A: b"), b"abc", 1),
+    "no reason": (whole(b"abc").replace(b" OK", b""), b"abc", 1),
+    "spaces": (whole(b"abc", b"A:  \t b \t").replace(b": 3", b":3 "), b"abc", 1),
+    "an answer in an answer": (whole(whole(b"abc")), whole(b"abc"), 1),
+    "error": (whole(b"abc").replace(b"200 OK", b"503 No"), b"abc", 1),
+}
+
+
+@each_loop
+@pytest.mark.parametrize("name", ODD_ANSWERS)
+def test_an_answer_in_one_read_is_what_the_parser_makes_of_it(run, name):
+    data, expected, rests = ODD_ANSWERS[name]
+
+    async def main():
+        made = []
+        for parts in ([data], [data[:1], data[1:]]):
+            call, body, keeper, _ = await carry(parts)
+            made.append((call.status, call.headers, body, keeper.rested))
+        assert made[0] == made[1]
+        assert made[0][2:] == (expected, rests)
+
+    run(main)
+
+
 @each_loop
 def test_each_read_is_one_write(run):
     async def main():

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from typing import Final, cast
+from typing import Final
 from urllib.parse import unquote
 
 from headway.core.admission import Refused
@@ -11,7 +11,7 @@ from headway.router.forward import forward, passes
 from headway.router.generation import Generation
 from headway.router.http1 import JSON_TYPE
 from headway.router.metrics import METRICS_TYPE
-from headway.router.openai import ENDPOINTS, BodyError, Kind, error_body, parse
+from headway.router.openai import ENDPOINTS, BodyError, error_body, parse
 from headway.router.record import Record
 from headway.router.request import ClientGone, ClientRequest
 from headway.router.service import Service
@@ -31,56 +31,54 @@ class App:
 
         If the client leaves, the task is cancelled, and with it every leg.
         """
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        unsubscribe = request.on_gone(task.cancel)
+        task = asyncio.current_task()
+        if task is not None:
+            request.on_gone(task.cancel)
         try:
-            await self._answer(request)
+            # Engines decode paths, so what a path means is judged decoded.
+            path = unquote(request.path)
+            record = self._at_the_door(request, path)
+            if record is not None:
+                try:
+                    await self._serve(record, path)
+                finally:
+                    self._service.ceiling.release(self._service.now())
         except asyncio.CancelledError:
             if not request.is_gone:
                 raise
         except ClientGone:
             pass
-        finally:
-            unsubscribe()
 
-    async def _answer(self, request: ClientRequest) -> None:
+    def _at_the_door(self, request: ClientRequest, path: str) -> Record | None:
+        """Answers what the router answers by itself; the record of a request that got a seat."""
         service = self._service
-        # Engines decode paths, so what a path means is judged decoded.
-        path = unquote(request.path)
         if path in _OPEN:
             self._open(request, path)
-            return
+            return None
         kind = ENDPOINTS.get(path) if request.method == "POST" else None
         record = Record(service, request, kind)
         if service.config.keys and not _known(service, request):
             message = "the API key is missing or unknown; send Authorization: Bearer KEY"
             challenge = [(b"www-authenticate", b"Bearer")]
             record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
-        elif path == "/v1/models" and request.method in {"GET", "HEAD"}:
+        elif kind is None and path == "/v1/models" and request.method in {"GET", "HEAD"}:
             record.respond(200, "router", [JSON_TYPE], _models(service))
-        elif passes(path):
-            await self._admitted(record, path, kind)
-        else:
+        elif kind is None and not passes(path):
             record.refuse(404, "the router serves no such path", "no such path")
-
-    async def _admitted(self, record: Record, path: str, kind: Kind | None) -> None:
-        service = self._service
-        seat = service.ceiling.admit(service.now())
-        if isinstance(seat, Refused):
+        else:
+            seat = service.ceiling.admit(service.now())
+            if not isinstance(seat, Refused):
+                return record
             after = [(b"retry-after", b"%d" % math.ceil(seat.retry_after_s))]
             message = "the router serves as many requests as it may"
             record.refuse(429, message, "ceiling", headers=after)
-            return
-        try:
-            if kind is None:
-                await forward(record)
-            else:
-                await self._generate(record, path)
-        finally:
-            service.ceiling.release(service.now())
+        return None
 
-    async def _generate(self, record: Record, path: str) -> None:
+    async def _serve(self, record: Record, path: str) -> None:
         service, request = self._service, record.request
+        if record.kind is None:
+            await forward(record)
+            return
         try:
             body = await request.body(service.config.router.max_body_bytes)
             parsed = parse(path, body)

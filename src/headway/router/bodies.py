@@ -41,6 +41,7 @@ _NEVER: Final = frozenset({"prompt_logprobs", "truncate_prompt_tokens"})
 _SAMPLING: Final = _ONE_ONLY | _UNSET_ONLY | _NEVER
 _CLIENT_TOOLS: Final = ("function", "custom", "namespace")
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
+_DECODE: Final = json.JSONDecoder().decode
 
 
 class Parsed(NamedTuple):
@@ -80,8 +81,10 @@ def parse(path: str, body: bytes) -> Parsed:
     kind = ENDPOINTS[path]
     raw = _read(body)
     _check(kind, raw)
-    must_change = _strip(raw)
-    prompt = prompt_of(kind, raw)
+    extra = raw.get("vllm_xargs")
+    own = extra if isinstance(extra, dict) else {}
+    must_change = _strip(raw) | _strip(own)
+    prefix, size, token_ids = prompt_of(kind, raw)
     max_tokens = _max_tokens(kind, raw)
     why_not = _why_whole(kind, raw, max_tokens)
     return Parsed(
@@ -90,13 +93,13 @@ def parse(path: str, body: bytes) -> Parsed:
         stream=_flag(raw.get("stream")),
         max_tokens=max_tokens,
         n=_integer(raw.get("n")) or 1,
-        prompt_bytes=prompt.size,
-        prompt_token_ids=prompt.token_ids,
-        prefix=prompt.prefix,
+        prompt_bytes=size,
+        prompt_token_ids=token_ids,
+        prefix=prefix,
         splittable=not why_not,
         why_not=why_not,
-        ttft_slo_s=_limit_s(raw, "headway_ttft_slo_s"),
-        tpot_slo_s=_limit_s(raw, "headway_tpot_slo_s"),
+        ttft_slo_s=_limit_s(own.get("headway_ttft_slo_s")),
+        tpot_slo_s=_limit_s(own.get("headway_tpot_slo_s")),
         raw=raw,
         must_change=must_change,
         body=dump(raw) if must_change else body,
@@ -113,7 +116,7 @@ def dump(value: object) -> bytes:
 
 def _read(body: bytes) -> dict[str, Any]:
     try:
-        raw = json.loads(body.removeprefix(BOM_UTF8).decode())
+        raw = _DECODE(body.removeprefix(BOM_UTF8).decode())
     except UnicodeDecodeError as error:
         message = f"The body must be UTF-8: {error.reason} at byte {error.start}."
         raise BodyError(400, message, code="invalid_json") from None
@@ -143,16 +146,12 @@ def _check(kind: Kind, raw: dict[str, Any]) -> None:
         raise BodyError(400, "`prompt` must be given.", "prompt", "missing")
 
 
-def _strip(raw: dict[str, Any]) -> bool:
+def _strip(fields: dict[str, Any]) -> bool:
     """Take out what a client may not say; whether there was anything."""
-    found = False
-    extra = raw.get("vllm_xargs")
-    for fields in (raw, extra) if isinstance(extra, dict) else (raw,):
-        for name in TRANSFER_FIELDS:
-            if name in fields:
-                del fields[name]
-                found = True
-    return found
+    named = [name for name in TRANSFER_FIELDS if name in fields]
+    for name in named:
+        del fields[name]
+    return bool(named)
 
 
 def _why_whole(kind: Kind, raw: dict[str, Any], max_tokens: int | None) -> str:
@@ -168,7 +167,7 @@ def _why_whole(kind: Kind, raw: dict[str, Any], max_tokens: int | None) -> str:
 
 
 def _why_whole_sampling(kind: Kind, raw: dict[str, Any]) -> str:
-    for name in [name for name in raw if name in _SAMPLING]:
+    for name in () if _SAMPLING.isdisjoint(raw) else [name for name in raw if name in _SAMPLING]:
         value = raw[name]
         if value is None:
             continue
@@ -237,11 +236,9 @@ def _flag(value: object) -> bool:
     return isinstance(value, bool | int | float) and value == 1
 
 
-def _limit_s(raw: dict[str, Any], name: str) -> float | None:
+def _limit_s(value: object) -> float | None:
     """A client's own limit; anything but a positive finite number is ignored."""
-    extra = raw.get("vllm_xargs")
-    value = extra.get(name) if isinstance(extra, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         limit_s = float(value)

@@ -55,7 +55,7 @@ class Sink(Departing, Protocol):
         """Takes a piece, even while `writable` is False."""
 
     @property
-    def write_chunk(self) -> Callable[[bytes], None] | None:
+    def write_chunk(self) -> Callable[[bytes], object] | None:
         """Once something was written: takes a piece framed by `http1.chunk`; None: can't."""
 
     def on_writable(self, callback: Callable[[], None] | None) -> None:
@@ -144,7 +144,7 @@ class Call:
         self._sink: Sink | None = None
         self._tap: Tap | None = None
         self._begin: Callable[[], None] | None = None
-        self._write_chunk: Callable[[bytes], None] | None = None
+        self._write_chunk: Callable[[bytes], object] | None = None
         self._paused = False
         self._upload: asyncio.Task[None] | None = None
         self._first_by_s = inf
@@ -159,10 +159,11 @@ class Call:
         self.limit_bytes = limit
         if self._size > limit:
             self.fail(TooLarge(f"the answer is larger than {limit} bytes"))
-        else:
+        elif self._paused:
             self._resume()
         await self._finished()
-        return b"".join(self._parts)
+        parts = self._parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pump(
         self, client: Sink, tap: Tap | None = None, begin: Callable[[], None] | None = None
@@ -198,7 +199,8 @@ class Call:
 
     def abort(self) -> None:
         """Ends the call and closes its connection at once. No-op once the call is over."""
-        self.fail(UpstreamDied("the call was aborted", before_head=not self._head.done()))
+        if not self.over:
+            self.fail(UpstreamDied("the call was aborted", before_head=not self._head.done()))
 
     def client_left(self) -> None:
         """Ends the call because nobody waits for its answer."""

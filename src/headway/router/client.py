@@ -68,7 +68,7 @@ class Hub:
         self.limits = limits
         self.loop = loop
         self.connections: set[ClientConnection] = set()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks: dict[ClientRequest, asyncio.Task[None]] = {}
         self.draining = False
         self.empty = asyncio.Event()
         self.empty.set()
@@ -82,7 +82,6 @@ class ClientConnection(asyncio.Protocol):
         "_chunks",
         "_closing",
         "_deadline_s",
-        "_drained_bytes",
         "_expected",
         "_full",
         "_head",
@@ -95,11 +94,11 @@ class ClientConnection(asyncio.Protocol):
         "_peer",
         "_reading",
         "_request",
-        "_sent_bytes",
         "_stall_s",
         "_timer",
         "_timer_s",
         "_transport",
+        "_undrained_bytes",
     )
 
     def __init__(self, hub: Hub) -> None:
@@ -115,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
         self._keep = True  # as far as the request in progress says
         self._reading = True
         self._lingering = self._closing = self._full = False
-        self._sent_bytes = self._drained_bytes = 0
+        self._undrained_bytes = -1
         self._deadline_s = self._stall_s = self._look_s = self._linger_until_s = inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf
@@ -169,6 +168,7 @@ class ClientConnection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._full = False
+        self._undrained_bytes = -1
         if self._request is not None:
             self._request.set_writable(writable=True)
 
@@ -176,8 +176,11 @@ class ClientConnection(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         if self._transport is not None:
-            self._sent_bytes += len(data)
             self._transport.write(data)
+
+    @property
+    def sender(self) -> Callable[[bytes], object] | None:
+        return self._transport.write if self._transport is not None else None
 
     def send_continue(self) -> None:
         self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -205,7 +208,6 @@ class ClientConnection(asyncio.Protocol):
         elif not self._keep:
             self.close()
         else:
-            self._head = HeadReader(self._hub.limits.max_head_bytes, self._hub.limits.max_headers)
             self._set_deadline(self._hub.limits.keep_alive_s)
             data, self._backlog = self._backlog, b""
             self._resume()
@@ -276,9 +278,7 @@ class ClientConnection(asyncio.Protocol):
             self._deadline_s = inf
         else:
             self._set_deadline(self._hub.limits.body_timeout_s)
-        task = self._loop.create_task(self._answer(request))
-        self._hub.tasks.add(task)
-        task.add_done_callback(self._hub.tasks.discard)
+        self._hub.tasks[request] = self._loop.create_task(self._answer(request))
 
     def _read_body(self, request: ClientRequest, data: bytes) -> bytes:
         if self._chunks is not None:
@@ -315,6 +315,7 @@ class ClientConnection(asyncio.Protocol):
             _log.exception("the application failed")
             self._fail(request, 500, "internal error")
         finally:
+            self._hub.tasks.pop(request, None)
             if not request.finished and not request.is_gone:
                 self._fail(request, 500, "the request was given up")
 
@@ -380,8 +381,8 @@ class ClientConnection(asyncio.Protocol):
         self._arm(self._deadline_s)
 
     def _watch_drain(self) -> None:
+        self._undrained_bytes = -1
         if self._stall_s == inf:
-            self._drained_bytes = -1
             self._stall_s = self._loop.time() + self._hub.limits.write_stall_s
             self._arm(self._stall_s)
 
@@ -410,14 +411,14 @@ class ClientConnection(asyncio.Protocol):
             self._arm(due_s)
 
     def _check_drain(self, now_s: float) -> None:
+        """Cuts a client that took nothing since the last look, unless more may be written to it."""
         waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        drained = self._sent_bytes - waiting
         if not waiting:
             self._stall_s = inf
-        elif drained == self._drained_bytes:
+        elif waiting == self._undrained_bytes and (self._full or self._request is None):
             self.cut()
         else:
-            self._drained_bytes = drained
+            self._undrained_bytes = waiting
             self._stall_s = now_s + self._hub.limits.write_stall_s
 
     def _expire(self) -> None:

@@ -1,7 +1,6 @@
 """A connection to an engine, which carries one call at a time."""
 
 import asyncio
-from functools import lru_cache
 from typing import Final, Protocol, cast
 
 import httptools
@@ -9,6 +8,7 @@ import httptools
 from headway.router.call import Call, Timeouts
 from headway.router.failures import BadUpstream, UpstreamDied, UpstreamError
 from headway.router.http1 import HEAD_BYTES, HEAD_FIELDS, Headers
+from headway.router.reads import size_line, whole_answer
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _SILENT_BYTES: Final = 65_536
@@ -31,8 +31,8 @@ class Connection(asyncio.Protocol):
 
     call: which it carries, None at rest.
 
-    A read that is exactly one chunk is passed on as it is and llhttp doesn't see it: between two
-    chunks it remembers nothing of those before.
+    A read that is exactly one chunk, or one plain answer, is passed on and llhttp doesn't see it:
+    between two of them it remembers nothing of those before.
     """
 
     __slots__ = (
@@ -147,14 +147,29 @@ class Connection(asyncio.Protocol):
         call = self.call
         if call is None:
             self.drop()  # nobody asked
-            return
-        if self._between_chunks:
-            line = _size_line(len(data))
+        elif self._between_chunks:
+            line = size_line(len(data))
             if line is not None and data.startswith(line) and data.endswith(_LINE_END):
-                self._silent_bytes = 0
                 call.add_chunk(data, len(line))
-                return
-        self._parse(call, data)
+            else:
+                self._parse(call, data)
+        elif not (self._in_head and self._whole(call, data)):
+            self._parse(call, data)
+
+    def _whole(self, call: Call, data: bytes) -> bool:
+        """Takes a plain answer that is one read; whether it was one."""
+        if self._silent_bytes or self._method == "HEAD":
+            return False
+        answer = whole_answer(data)
+        if answer is None:
+            return False
+        status, headers, body = answer
+        self._complete = self._keep = True
+        call.begin_answer(status, headers)
+        if body:
+            call.add_body(body, last=True)
+        self._finish(call, reusable=True)
+        return True
 
     def _parse(self, call: Call, data: bytes) -> None:
         error: Exception | None = None
@@ -281,16 +296,6 @@ class Connection(asyncio.Protocol):
                 sent_on_reused=nothing and call.on_reused,
             )
         )
-
-
-@lru_cache(maxsize=4096)
-def _size_line(length: int) -> bytes | None:
-    """How so many bytes begin if they are one chunk as `http1.chunk` frames it; None: none is."""
-    for digits in range(1, 9):
-        line = b"%x\r\n" % max(0, length - digits - 4)
-        if len(line) == digits + 2 and length > digits + 4:
-            return line
-    return None
 
 
 def _bad_answer(error: Exception) -> UpstreamError:

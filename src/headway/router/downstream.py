@@ -56,11 +56,14 @@ class Server:
         for connection in list(hub.connections):
             connection.drain()
         if hub.tasks:
-            await asyncio.wait(hub.tasks, timeout=drain_s)
-        for task in list(hub.tasks):
+            await asyncio.wait(hub.tasks.values(), timeout=drain_s)
+        cut = dict(hub.tasks)
+        for task in cut.values():
             task.cancel()
-        if hub.tasks:
-            await asyncio.wait(hub.tasks)
+        if cut:
+            await asyncio.wait(cut.values())
+        for request in cut:
+            hub.tasks.pop(request, None)  # one cut before its first step doesn't leave by itself
         for connection in list(hub.connections):
             connection.close()
         with contextlib.suppress(TimeoutError):  # what is written may still go out

@@ -52,13 +52,13 @@ class Generation:
             tokens = service.lengths.estimate(parsed.model, parsed.kind, parsed.prompt_bytes)
         self._chain = service.prefixes.chain(parsed.prefix)
         self.view = RequestView(
-            id=receipt.request_id,
-            prompt_tokens=tokens,
-            max_tokens=parsed.max_tokens,
-            arrival_s=request.created_s,
-            ttft_limit_s=service.ttft_limit_s(tokens, parsed.ttft_slo_s),
-            splittable=parsed.splittable,
-            cached_tokens=service.cached_tokens(self._chain, len(parsed.prefix), tokens),
+            receipt.request_id,
+            tokens,
+            parsed.max_tokens,
+            request.created_s,
+            service.ttft_limit_s(tokens, parsed.ttft_slo_s),
+            parsed.splittable,
+            service.cached_tokens(self._chain, len(parsed.prefix), tokens),
             exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
         )
         self.receipt = receipt
@@ -73,31 +73,24 @@ class Generation:
     async def run(self) -> None:
         """Serve it. Whatever happens, the client gets one answer and every count comes back."""
         try:
-            while not await self._attempt():
-                pass
+            while (route := self.route()).kind == "whole":
+                try:
+                    await self.whole(route)
+                except LegFailed as failure:
+                    if self.retry_after(failure):
+                        continue
+                    self.give_up()
+                return
+            if route.kind == "split":
+                # The seam to disaggregation, which drives legs of its own and answers by itself.
+                await Split(self, route).run()
+            else:
+                self.give_up(route)
         except (asyncio.CancelledError, ClientGone):
             self.reply.status = 499
             raise
         finally:
             self.reply.account()
-
-    async def _attempt(self) -> bool:
-        """One route; whether the request is answered."""
-        route = self.route()
-        if route.kind == "refuse":
-            self.give_up(route)
-            return True
-        if route.kind == "split":
-            # The seam to disaggregation, which drives legs of its own and answers by itself.
-            await Split(self, route).run()
-            return True
-        try:
-            await self.whole(route)
-        except LegFailed as failure:
-            if self.retry_after(failure):
-                return False
-            self.give_up()
-        return True
 
     def route(self, why: str | None = None) -> Route:
         """Ask the strategy; the receipt says what it answered, or `why` where that says more."""
@@ -156,11 +149,11 @@ class Generation:
 
     def leg(self, engine: Engine, *, prefill_tokens: int) -> Leg:
         """A leg on `engine`; it is noted on the receipt and in the prefix map."""
-        self.service.prefixes.add(self._chain, engine.id)
-        self.receipt.engines = (*self.receipt.engines, engine.id)
-        return Leg(
-            engine, self.service.now, prefill_tokens=prefill_tokens, kv_tokens=self.kv_tokens
-        )
+        service, receipt = self.service, self.receipt
+        if self._chain:
+            service.prefixes.add(self._chain, engine.id)
+        receipt.engines = (*receipt.engines, engine.id)
+        return Leg(engine, service.now, prefill_tokens=prefill_tokens, kv_tokens=self.kv_tokens)
 
     async def send(
         self,
@@ -175,19 +168,18 @@ class Generation:
         length: of a body that is an iterator.
         streams: an answer begins before it is complete, so its first byte is due earlier.
         """
-        request, engine = self._request, leg.engine
+        service, request, engine = self.service, self._request, leg.engine
         target = request.path.encode("latin-1")
         if request.query:
             target += b"?" + request.query
-        headers = self.service.upstream_headers(request.headers, engine)
+        headers = service.upstream_headers(request.headers, engine)
         if length is not None:
             headers.append((b"content-length", b"%d" % length))
+        spent_s = self._spent_s
         if self.receipt.queue_s is None:
-            self.receipt.queue_s = self._spent_s
+            self.receipt.queue_s = spent_s
         streams = self.parsed.stream if streams is None else streams
-        timeouts = self.service.timeouts(
-            self.view.prompt_tokens, streams=streams, spent_s=self._spent_s
-        )
+        timeouts = service.timeouts(self.view.prompt_tokens, streams=streams, spent_s=spent_s)
         # Sent again by the pool it would have the same id, and no budget would know.
         call = await leg.send(request.method, target, headers, body, timeouts, resend=False)
         if call.status < 400:

@@ -1,9 +1,8 @@
 """Which headers pass between client and engine, each way. Names are lower-case throughout."""
 
-from collections.abc import Iterable
 from typing import Final
 
-from headway.router.http1 import Headers, hop_by_hop
+from headway.router.http1 import HOP_BY_HOP, Headers, hop_by_hop
 
 # The sender frames the body anew.
 _FRAMING: Final = frozenset({b"content-length", b"expect"})
@@ -37,10 +36,15 @@ ANSWER_HEADERS_DROPPED: Final = frozenset(
 """Answer headers that never reach a client, nor does any `x-headway-*` or hop-by-hop one."""
 
 _OURS: Final = b"x-headway-"
+_CLIENT_DROPPED: Final = CLIENT_HEADERS_DROPPED | HOP_BY_HOP
+_ANSWER_DROPPED: Final = ANSWER_HEADERS_DROPPED | HOP_BY_HOP
+_REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | {
+    *(b"content-encoding", b"content-md5", b"digest", b"content-digest", b"etag")
+}
 
 
 def upstream_headers(
-    headers: Iterable[tuple[bytes, bytes]], *, host: str, request_id: str, api_key: str | None
+    headers: Headers, *, host: str, request_id: str, api_key: str | None
 ) -> Headers:
     """The headers of a request to an engine. Length and framing are the sender's to add.
 
@@ -49,7 +53,7 @@ def upstream_headers(
     read, so the engine may not compress them.
     """
     passed: Headers = [(b"host", host.encode("ascii"))]
-    passed += _passed(headers, CLIENT_HEADERS_DROPPED)
+    passed += _passed(headers, _CLIENT_DROPPED)
     passed.append((b"accept-encoding", b"identity"))
     passed.append((b"x-request-id", request_id.encode("ascii")))
     if api_key is not None:
@@ -57,25 +61,21 @@ def upstream_headers(
     return passed
 
 
-def answer_headers(headers: Iterable[tuple[bytes, bytes]], *, rewritten: bool = False) -> Headers:
+def answer_headers(headers: Headers, *, rewritten: bool = False) -> Headers:
     """The headers of an engine's answer for the client. Length and framing are the sender's.
 
     rewritten: the body isn't the engine's bytes, so nothing that describes those bytes passes.
     Otherwise a `content-encoding`, which the engine shouldn't use, passes: it stays true.
     """
-    passed = _passed(headers, ANSWER_HEADERS_DROPPED)
-    if rewritten:
-        about_bytes = (b"content-encoding", b"content-md5", b"digest", b"content-digest", b"etag")
-        passed = [header for header in passed if header[0] not in about_bytes]
-    return passed
+    return _passed(headers, _REWRITTEN_DROPPED if rewritten else _ANSWER_DROPPED)
 
 
-def _passed(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> Headers:
+def _passed(headers: Headers, dropped: frozenset[bytes]) -> Headers:
     """All but those dropped, ours, and those of the connection itself."""
-    known = [(name.lower(), value) for name, value in headers]
-    connection = hop_by_hop(known)
+    if b"connection" in dict(headers):
+        dropped |= hop_by_hop(headers)
     return [
-        (name, value)
-        for name, value in known
-        if name not in dropped and name not in connection and not name.startswith(_OURS)
+        field
+        for field in headers
+        if (name := field[0].lower()) not in dropped and not name.startswith(_OURS)
     ]

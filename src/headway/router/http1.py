@@ -40,14 +40,17 @@ HOP_BY_HOP: Final = frozenset(
     }
 )
 _FRAMING: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length"})
-_JUDGED: Final = _FRAMING - {b"keep-alive"} | {b"host", b"expect"}
+_ONCE: Final = {b"host": 400, b"content-length": 400, b"transfer-encoding": 501, b"expect": 417}
+"""Fields that may come once, and the answer to a request in which one is repeated."""
 # RFC 9112, 3 and 5, without white space where it is optional or tolerated in the request line.
 _REQUEST_LINE: Final = rb"([A-Z]+) ([!-\"$-~]+) HTTP/1\.([01])\r\n"
 _REQUEST_LINE_BEGUN: Final = re.compile(rb"(?:[A-Z]+(?: (?:[!-\"$-~]+(?: [HTP/.01]{0,8})?)?)?)?\r?")
-_FIELD_LINES: Final = rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*"
-_START: Final = re.compile(_REQUEST_LINE + _FIELD_LINES)
-_FIELDS: Final = re.compile(_FIELD_LINES)
-_FIELD: Final = re.compile(rb"([^:\n]+):([^\r]*)\r\n")
+FIELD_LINES: Final = rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*"
+_START: Final = re.compile(_REQUEST_LINE + FIELD_LINES)
+_FIELDS: Final = re.compile(FIELD_LINES)
+FIELD: Final = re.compile(rb"([^:\n]+):([^\r]*)\r\n")
+_LINE: Final = b"%b: %b\r\n".__mod__
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*([0-9]{1,18})[\t ]*(?=\r\n)", re.IGNORECASE)
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?]+", re.IGNORECASE)
 _HOST: Final = re.compile(
     rb"(?:[A-Za-z0-9._~%!$&'()*+;=-]+|\[[0-9A-Fa-f:.%A-Za-z]+\])(?::\d{0,5})?"
@@ -81,7 +84,7 @@ class RequestHead(NamedTuple):
 
 
 class HeadReader:
-    """Reads one request head from bytes split anywhere."""
+    """Reads request heads, one after the other, from bytes split anywhere."""
 
     __slots__ = ("_checked", "_max_bytes", "_max_headers", "_raw")
 
@@ -108,7 +111,8 @@ class HeadReader:
         if (end if end > 3 else len(raw)) > self._max_bytes:
             raise BadRequest(431, f"the request head is larger than {self._max_bytes} bytes")
         if end > 3:
-            return self._head(raw, end), raw[end:]
+            self._raw, self._checked = b"", 0
+            return self._head(raw[:end]), raw[end:]
         self._raw = raw
         self._check(raw)
         return None
@@ -126,35 +130,52 @@ class HeadReader:
             raise BadRequest(400, "the request head is malformed")
         self._checked = begun
 
-    def _head(self, raw: bytes, end: int) -> RequestHead:
-        start = _START.fullmatch(raw, 0, end - 2)
-        if start is None:
-            raise BadRequest(400, "the request head is malformed, or not HTTP/1.0 or HTTP/1.1")
-        method, url, version = start.groups()
-        if method not in METHODS:
-            raise BadRequest(501, f"method {method.decode('latin-1')} isn't supported")
-        http10 = version == b"0"
-        path, query = _target(url)
-        headers = [
-            (name.lower(), value.strip(b" \t"))
-            for name, value in _FIELD.findall(raw, start.end(3), end - 2)
-        ]
-        if len(headers) > self._max_headers:
+    def _head(self, raw: bytes) -> RequestHead:
+        found = _LENGTH.search(raw)
+        if found is None:
+            head = _parse(raw)
+        else:
+            # A client's heads often differ in this line alone, so the others are known already.
+            rest = _parse(raw[: found.start()] + raw[found.end() :])
+            if rest.length != 0 or b"content-length" in dict(rest.headers):
+                raise BadRequest(400, "Content-Length goes with no other length or coding")
+            headers = [*rest.headers, (b"content-length", found[1])]
+            head = RequestHead(*rest[:3], headers, *rest[4:6], int(found[1]), rest[7])
+        if len(head.headers) > self._max_headers:
             raise BadRequest(431, f"more than {self._max_headers} header fields")
-        fields = _Fields([field for field in headers if field[0] in _JUDGED])
-        fields.check_host(http10=http10)
-        return RequestHead(
-            method=method.decode("ascii"),
-            path=path,
-            query=query,
-            headers=headers,
-            http10=http10,
-            keep_alive=b"keep-alive" in fields.connection
-            if http10
-            else b"close" not in fields.connection,
-            length=fields.length(http10=http10),
-            expects_continue=fields.expects_continue(http10=http10),
-        )
+        return head
+
+
+@lru_cache(maxsize=256)
+def _parse(raw: bytes) -> RequestHead:
+    """A whole head; nothing of the result may be changed. Raises BadRequest."""
+    start = _START.fullmatch(raw, 0, len(raw) - 2)
+    if start is None:
+        raise BadRequest(400, "the request head is malformed, or not HTTP/1.0 or HTTP/1.1")
+    method, url, version = start.groups()
+    if method not in METHODS:
+        raise BadRequest(501, f"method {method.decode('latin-1')} isn't supported")
+    http10 = version == b"0"
+    path, query = _target(url)
+    headers = [
+        (name.lower(), value.strip(b" \t"))
+        for name, value in FIELD.findall(raw, start.end(3), len(raw) - 2)
+    ]
+    fields = dict(headers)
+    if len(fields) < len(headers):
+        _check_repeated([name for name, _ in headers])
+    options = tokens(b",".join([value for name, value in headers if name == b"connection"]))
+    _check_host(fields.get(b"host"), http10=http10)
+    return RequestHead(
+        method.decode("ascii"),
+        path,
+        query,
+        headers,
+        http10,
+        b"keep-alive" in options if http10 else b"close" not in options,
+        _length(fields, http10=http10),
+        not http10 and _expects_continue(fields.get(b"expect")),
+    )
 
 
 def _target(url: bytes) -> tuple[str, bytes]:
@@ -169,55 +190,40 @@ def _target(url: bytes) -> tuple[str, bytes]:
     return path.decode("ascii"), query
 
 
-class _Fields:
-    """The fields of a request that say where it ends and what the connection does next."""
+def _check_repeated(names: list[bytes]) -> None:
+    for name, status in _ONCE.items():
+        if names.count(name) > 1:
+            raise BadRequest(status, f"more than one {name.decode('ascii').title()}")
 
-    __slots__ = ("_codings", "_expect", "_hosts", "_lengths", "connection")
 
-    def __init__(self, headers: Headers) -> None:
-        self._hosts: list[bytes] = []
-        self._lengths: list[bytes] = []
-        self._codings: list[bytes] = []
-        self._expect: list[bytes] = []
-        self.connection: list[bytes] = []
-        for name, value in headers:
-            if name == b"host":
-                self._hosts.append(value)
-            elif name == b"content-length":
-                self._lengths.append(value)
-            elif name == b"transfer-encoding":
-                self._codings.append(value.lower())
-            elif name == b"expect":
-                self._expect.append(value.lower())
-            elif name == b"connection":
-                self.connection += tokens(value)
+def _check_host(host: bytes | None, *, http10: bool) -> None:
+    if host is None:
+        if not http10:
+            raise BadRequest(400, "a request needs a Host field")
+    elif _HOST.fullmatch(host) is None:
+        raise BadRequest(400, "the Host field is malformed")
 
-    def check_host(self, *, http10: bool) -> None:
-        hosts = self._hosts
-        if len(hosts) > 1 or (not hosts and not http10):
-            raise BadRequest(400, "a request needs exactly one Host field")
-        if hosts and _HOST.fullmatch(hosts[0]) is None:
-            raise BadRequest(400, "the Host field is malformed")
 
-    def length(self, *, http10: bool) -> int | None:
-        if self._codings:
-            if self._lengths:
-                raise BadRequest(400, "Content-Length and Transfer-Encoding exclude each other")
-            if http10:
-                raise BadRequest(400, "HTTP/1.0 has no Transfer-Encoding")
-            if self._codings != [b"chunked"]:
-                raise BadRequest(501, "the only transfer coding supported is chunked, once")
-            return None
-        if len(self._lengths) > 1:
-            raise BadRequest(400, "more than one Content-Length")
-        return content_length(self._lengths[0]) if self._lengths else 0
+def _length(fields: dict[bytes, bytes], *, http10: bool) -> int | None:
+    """Of the body in bytes; None if it comes in chunks."""
+    length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
+    if coding is None:
+        return content_length(length) if length is not None else 0
+    if length is not None:
+        raise BadRequest(400, "Content-Length and Transfer-Encoding exclude each other")
+    if http10:
+        raise BadRequest(400, "HTTP/1.0 has no Transfer-Encoding")
+    if coding.lower() != b"chunked":
+        raise BadRequest(501, "the only transfer coding supported is chunked, once")
+    return None
 
-    def expects_continue(self, *, http10: bool) -> bool:
-        if not self._expect or http10:
-            return False
-        if self._expect != [b"100-continue"]:
-            raise BadRequest(417, "the only expectation supported is 100-continue")
-        return True
+
+def _expects_continue(expected: bytes | None) -> bool:
+    if expected is None:
+        return False
+    if expected.lower() != b"100-continue":
+        raise BadRequest(417, "the only expectation supported is 100-continue")
+    return True
 
 
 def content_length(value: bytes) -> int:
@@ -249,9 +255,10 @@ def head_bytes(
     framing: whole lines. dropped: names of the fields left out. Raises ValueError for a line
     break or NUL inside a field.
     """
-    lines = [b": ".join(field) for field in headers if field[0] not in dropped]
-    head = b"%b%b\r\n" % (start, b"\r\n".join((*lines, framing)))
-    breaks = len(lines) + start.count(b"\n") + framing.count(b"\n") + 1
+    if not dropped.isdisjoint(dict(headers)):
+        headers = [field for field in headers if field[0] not in dropped]
+    head = b"%b%b%b\r\n" % (start, b"".join(map(_LINE, headers)), framing)
+    breaks = len(headers) + start.count(b"\n") + framing.count(b"\n") + 1
     if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
         raise ValueError("a header field contains a line break or NUL")
     return head

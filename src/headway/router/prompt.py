@@ -120,14 +120,14 @@ class _Writer:
             return
         role = str(turn.get("role") or turn.get("type") or "")
         self._pieces += (role.encode("utf-8", "surrogatepass"), _ROLE_END)
-        rest = {
-            key: value for key, value in turn.items() if key not in _NOT_TEXT and value is not None
-        }
         for key in ("content", "output"):
-            if turn.get(key) is not None:
-                self.content(turn[key])
-        if rest:
-            self.data(rest)
+            content = turn.get(key)
+            if content is not None:
+                self.content(content)
+        if not _NOT_TEXT.issuperset(turn):
+            rest = {k: v for k, v in turn.items() if k not in _NOT_TEXT and v is not None}
+            if rest:
+                self.data(rest)
         self.end()
 
     def content(self, content: object) -> None:

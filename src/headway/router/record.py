@@ -15,22 +15,15 @@ _PATH_CHARS: Final = 128
 class Record:
     """What the router answers itself or passes on to one engine leaves this behind.
 
-    receipt: of a request that comes to be generated, too.
+    kind: of a request that generates; None for all others. receipt: of a request that comes to
+    be generated, too.
     """
 
     def __init__(self, service: Service, request: ClientRequest, kind: Kind | None) -> None:
-        """kind: of a request that generates; None for all others."""
         self.service = service
         self.request = request
-        messages = request.path.startswith("/v1/messages")
-        self._form: Kind = kind or ("messages" if messages else "chat")
-        self._endpoint = kind or "other"
-        self.receipt = Receipt(
-            request_id=service.new_id(),
-            strategy=service.config.router.strategy,
-            reason="",
-            length_class="none",
-        )
+        self.kind = kind
+        self.receipt = Receipt(service.new_id(), service.config.router.strategy, "", "none")
 
     def served(self, reason: str, *engines: str) -> None:
         """How it is served, and on which engines; the queue ends here."""
@@ -64,19 +57,21 @@ class Record:
         code: str | None = None,
     ) -> None:
         """An error of the router's own, in the form of the API that was asked."""
-        body = error_body(status, message, param=param, code=code, kind=self._form)
+        messages = self.request.path.startswith("/v1/messages")
+        form: Kind = self.kind or ("messages" if messages else "chat")
+        body = error_body(status, message, param=param, code=code, kind=form)
         self.respond(status, reason, [JSON_TYPE, *(headers or ())], body)
 
     def end(self, status: int, *, broke_off: bool = False) -> None:
         """Count and log it, once. status: 499 if the client left."""
-        service = self.service
-        service.metrics.requests.add(self._endpoint, "none", str(status))
+        service, endpoint = self.service, self.kind or "other"
+        service.metrics.requests.add(endpoint, "none", str(status))
         if broke_off:
             service.metrics.truncated.add()
         if service.log is not None:
             line = log_line(
                 self.receipt,
-                endpoint=self._endpoint,
+                endpoint=endpoint,
                 status=status,
                 method=self.request.method,
                 path=self.request.path[:_PATH_CHARS],

@@ -42,7 +42,7 @@ class Reply:
         self._parsed = parsed
         self._view = view
         self._receipt = receipt
-        self._tap = StreamTap(parsed.kind)
+        self._tap: StreamTap | None = None  # of a stream
         self.status = 0
         self.in_band_error = False
 
@@ -95,7 +95,8 @@ class Reply:
         cleaner: StreamCleaner | None,
     ) -> None:
         """The head leaves with the first bytes of the body: until then another engine may try."""
-        request, tap = self._request, self._tap
+        request = self._request
+        self._tap = tap = StreamTap(self._parsed.kind)
 
         def begin() -> None:
             self._begin(leg, call, on_first, rewritten=cleaner is not None)
@@ -107,7 +108,7 @@ class Reply:
             failed = leg.broke(error, call.status)
             if not request.started:
                 raise failed from error
-            self._break_off(f"the engine failed while answering ({failed.cause})")
+            self._break_off(f"the engine failed while answering ({failed.cause})", tap)
             return
         if not request.started:
             begin()
@@ -135,9 +136,9 @@ class Reply:
             leg.engine.learn_rate(leg.claim.ahead_tokens, waited_s)
         leg.claim.prefilled(self._view.prompt_tokens)
 
-    def _break_off(self, why: str) -> None:
+    def _break_off(self, why: str, tap: StreamTap) -> None:
         """The answer can't be completed: say so in the stream, or cut it visibly."""
-        request, tap = self._request, self._tap
+        request = self._request
         self.in_band_error = True
         self._service.metrics.truncated.add()
         if request.is_gone:
@@ -190,12 +191,12 @@ class Reply:
 
     def account(self) -> None:
         """Metrics and the log line, once, when all is over."""
-        service, receipt, tap, view = self._service, self._receipt, self._tap, self._view
+        service, receipt, tap = self._service, self._receipt, self._tap
         metrics, size = service.metrics, receipt.length_class
         metrics.requests.add(self._parsed.kind, size, str(self.status))
         ttft_s = tpot_s = None
-        if tap.first_s is not None and tap.last_s is not None:
-            ttft_s = tap.first_s - view.arrival_s
+        if tap is not None and tap.first_s is not None and tap.last_s is not None:
+            ttft_s = tap.first_s - self._view.arrival_s
             metrics.ttft_s.add(ttft_s, size)
             if tap.events > 2:
                 tpot_s = (tap.last_s - tap.first_s) / (tap.events - 2)
@@ -213,7 +214,7 @@ class Reply:
                     endpoint=self._parsed.kind,
                     status=self.status,
                     stream=self._parsed.stream,
-                    prompt_tokens=view.prompt_tokens,
+                    prompt_tokens=self._view.prompt_tokens,
                     ttft_s=ttft_s,
                     tpot_s=tpot_s,
                     broke_off=self.in_band_error or None,

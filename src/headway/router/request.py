@@ -44,6 +44,10 @@ class Link(Protocol):
     def send(self, data: bytes) -> None:
         """Hands bytes to the transport."""
 
+    @property
+    def sender(self) -> Callable[[bytes], object] | None:
+        """What hands bytes to the transport without a way round; None without one."""
+
     def send_continue(self) -> None:
         """Asks for the body."""
 
@@ -138,7 +142,8 @@ class ClientRequest:
         """
         if self._declared is not None and self._declared > limit:
             raise BodyTooLarge(limit)
-        self._ask(limit)
+        if not self._complete:
+            self._ask(limit)
         while not self._complete and self._size <= limit:
             await self._more(limit)
         if self._size > limit:
@@ -189,7 +194,7 @@ class ClientRequest:
             framing += b"connection: close\r\n"
         elif self.http10:
             framing += b"connection: keep-alive\r\n"
-        if not any(name == b"date" for name, _ in headers):
+        if b"date" not in dict(headers):
             framing += date_line()
         self._held = head_bytes(status_line(status), headers, framing)
 
@@ -216,13 +221,13 @@ class ClientRequest:
         self._send(data)
 
     @property
-    def write_chunk(self) -> Callable[[bytes], None] | None:
+    def write_chunk(self) -> Callable[[bytes], object] | None:
         """Takes what `write` would make of a piece; None if it wouldn't make a chunk of it.
 
         Valid until the answer is finished or the client gone.
         """
         plain = self._chunked and not (self._held or self._mute or self.finished or self.is_gone)
-        return self._link.send if plain else None
+        return self._link.sender if plain else None
 
     def _send(self, data: bytes) -> None:
         head = self._held
@@ -248,7 +253,9 @@ class ClientRequest:
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole answer."""
         self.start(status, headers, length=len(body))
-        self.write(body)
+        if not self._mute:
+            self._held += body
+        self._left = 0
         self.finish()
 
     def abort(self) -> None:

@@ -170,7 +170,7 @@ class Service:
         if own_s is not None:
             return own_s
         slo = self.config.router.slo
-        rate = max((e.prefill_tokens_per_s for e in self.engines.values()), default=0.0)
+        rate = max([e.prefill_tokens_per_s for e in self.engines.values()], default=0.0)
         alone_s = prompt_tokens / rate if rate > 0 else 0.0
         return max(slo.ttft_s, slo.ttft_factor * alone_s)
 
@@ -208,10 +208,8 @@ class Service:
 
     def client_id(self, request: ClientRequest, own: str) -> bytes:
         """The client's correlation id where it sent a sane one, else the request's own."""
-        for name, value in request.headers:
-            if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
-                return value
-        return own.encode()
+        value = dict(request.headers).get(b"x-request-id")
+        return value if value is not None and _SAFE_ID.fullmatch(value) else own.encode()
 
     def release(self, handoff: Handoff, params: Params, engine: Engine | None) -> None:
         """Have the prefill engine told that nobody will pull this KV, in the background.

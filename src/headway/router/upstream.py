@@ -123,15 +123,29 @@ class UpstreamPool:
         """
         length = len(body) if isinstance(body, bytes) else _declared(headers)
         head = self._request_head(method, target, headers, length)
-        reused = self._take_idle()
-        if reused is not None:
+        connection = self._take_idle()
+        while True:
+            if connection is None:
+                connection = await self._connect(timeouts.connect_s, client)
+            self._busy.add(connection)
+            call = connection.begin(method, timeouts)
+            unsubscribe = client.on_gone(call.client_left) if client is not None else None
             try:
-                return await self._exchange(reused, method, head, body, length, timeouts, client)
+                if not call.over:
+                    _send(call, connection, head, body, length)
+                await call.wait_head()
             except UpstreamDied as error:
                 if not (resend and isinstance(body, bytes) and error.sent_on_reused):
                     raise
-        fresh = await self._connect(timeouts.connect_s, client)
-        return await self._exchange(fresh, method, head, body, length, timeouts, client)
+                connection = None
+            except BaseException:
+                call.abort()
+                raise
+            else:
+                return call
+            finally:
+                if unsubscribe is not None:
+                    unsubscribe()
 
     def close(self) -> None:
         """Closes what is at rest; connections in use close when their calls end."""
@@ -184,45 +198,12 @@ class UpstreamPool:
             raise ConnectFailed(f"{self.host}:{self.port}: {error}") from error
         return connection
 
-    async def _exchange(
-        self,
-        connection: Connection,
-        method: str,
-        head: bytes,
-        body: bytes | AsyncIterator[bytes],
-        length: int | None,
-        timeouts: Timeouts,
-        client: Departing | None,
-    ) -> Call:
-        self._busy.add(connection)
-        call = connection.begin(method, timeouts)
-        unsubscribe = client.on_gone(call.client_left) if client is not None else None
-        try:
-            if isinstance(body, bytes):
-                if not call.over:
-                    if len(body) <= _ONE_WRITE_BYTES:
-                        connection.write(head + body)
-                    else:
-                        connection.write(head)
-                        connection.write(body)
-                    call.sent()
-            elif not call.over:
-                call.upload(head, body, length)
-            await call.wait_head()
-        except BaseException:
-            call.abort()
-            raise
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
-        return call
-
     def _request_head(
         self, method: str, target: bytes, headers: Headers, length: int | None
     ) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request line: {method} {target!r}")
-        if not any(name == b"host" for name, _ in headers):
+        if b"host" not in dict(headers):
             headers = [(b"host", self._host_field), *headers]
         framing = b""
         if length is None:
@@ -231,6 +212,24 @@ class UpstreamPool:
             framing = b"content-length: %d\r\n" % length
         start = b"%b %b HTTP/1.1\r\n" % (method.encode(), target)
         return head_bytes(start, headers, framing, _DROPPED)
+
+
+def _send(
+    call: Call,
+    connection: Connection,
+    head: bytes,
+    body: bytes | AsyncIterator[bytes],
+    length: int | None,
+) -> None:
+    if not isinstance(body, bytes):
+        call.upload(head, body, length)
+        return
+    if len(body) <= _ONE_WRITE_BYTES:
+        connection.write(head + body)
+    else:
+        connection.write(head)
+        connection.write(body)
+    call.sent()
 
 
 def _declared(headers: Headers) -> int | None:

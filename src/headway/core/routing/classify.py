@@ -27,10 +27,10 @@ def uncached_tokens(request: RequestView, engine_id: str) -> int:
 
     At least 1: an engine computes the last prompt token even if it has all KV.
     """
-    tokens, cached = request.prompt_tokens, request.cached_tokens.get(engine_id, 0)
-    if cached > 0:
-        tokens -= cached
-    return max(1, tokens)
+    tokens, known = request.prompt_tokens, request.cached_tokens
+    if known:
+        tokens -= max(0, known.get(engine_id, 0))
+    return tokens if tokens > 0 else 1
 
 
 def length_class(tokens: int, long_tokens: int) -> LengthClass:

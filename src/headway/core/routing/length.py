@@ -32,6 +32,8 @@ MOST_RATE: Final = 2.0
 """Tokens a byte; a byte that is no part of a longer token may still be JSON-escaped."""
 MAX_KEYS: Final = 256
 
+_Row = tuple[float, float, float, float, float]
+
 
 class LengthEstimator:
     """Prompt tokens from prompt bytes; `observe` what engines report, then `estimate`.
@@ -69,7 +71,7 @@ class _Line:
     """One fitted line."""
 
     def __init__(self) -> None:
-        self._bins: dict[int, list[float]] = {}
+        self._bins: dict[int, _Row] = {}
         self._seen = 0
         self._overhead = 0.0
         self._rate = 1 / PRIOR_BYTES_PER_TOKEN
@@ -81,22 +83,29 @@ class _Line:
         outlier = OUTLIER if self._seen >= EARLY else EARLY_OUTLIER
         expected = max(1.0, self.at(nbytes))
         believed = min(outlier * expected, max(expected / outlier, tokens))
-        held = self._bins.setdefault(nbytes.bit_length(), [0.0] * 5)
-        row = _moments(nbytes, believed)
-        held[:] = [MEMORY * old + new for old, new in zip(held, row, strict=True)]
+        key = nbytes.bit_length()
+        ones, x, xx, y, xy = _moments(nbytes, believed)
+        held = self._bins.get(key)
+        if held is not None:
+            ones += MEMORY * held[0]
+            x += MEMORY * held[1]
+            xx += MEMORY * held[2]
+            y += MEMORY * held[3]
+            xy += MEMORY * held[4]
+        self._bins[key] = (ones, x, xx, y, xy)
         self._seen += 1
         if self._seen <= EARLY or self._seen % REFIT == 0:
             self._overhead, self._rate = _fit((*PRIOR, *self._bins.values()))
 
 
-def _moments(nbytes: int, tokens: float, weight: float = 1.0) -> list[float]:
+def _moments(nbytes: int, tokens: float, weight: float = 1.0) -> _Row:
     """Sums of weight times 1, bytes, bytes squared, tokens, bytes * tokens."""
     scale = weight / (nbytes + SMALL_BYTES) ** 2
-    x = float(nbytes)
-    return [scale, scale * x, scale * x * x, scale * tokens, scale * x * tokens]
+    x = scale * nbytes
+    return scale, x, x * nbytes, scale * tokens, x * tokens
 
 
-def _fit(rows: Iterable[list[float]]) -> tuple[float, float]:
+def _fit(rows: Iterable[_Row]) -> tuple[float, float]:
     """Overhead and rate of least squares, neither negative."""
     ones, x, xx, y, xy = (sum(column) for column in zip(*rows, strict=True))
     spread = ones * xx - x * x

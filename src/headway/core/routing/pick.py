@@ -8,7 +8,6 @@ amount; otherwise all requests of one interval would go to the same engine.
 import math
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from statistics import median
 from typing import Final
 
 from headway.core.routing.classify import uncached_tokens
@@ -49,19 +48,21 @@ def pick(
     None: there is no such engine.
     """
     peers = [e for e in engines if e.ready and e.id not in request.excluded]
-    roomy = [e for e in peers if has_room(e, request)] or peers
-    if not roomy:
-        return None
+    roomy = [e for e in peers if e.kv_capacity_tokens is None or has_room(e, request)] or peers
+    if len(roomy) < 2:
+        return roomy[0] if roomy else None
     measure = work or prefill_work
-    speeds = [_known(e) for e in roomy]
-    if not all(speeds):
-        usual = usual_tokens_per_s(peers) or GUESSED_TOKENS_PER_S
-        speeds = [speed or usual for speed in speeds]
-    loads = [
-        (measure(e, request, speed) / _weight(e), e) for e, speed in zip(roomy, speeds, strict=True)
-    ]
-    most = TIE * min(load for load, _ in loads)
-    tied = [e for load, e in loads if load <= most]
+    usual = 0.0
+    loads = []
+    for engine in roomy:
+        speed = engine.prefill_tokens_per_s
+        if not 0 < speed < math.inf:
+            usual = speed = usual or usual_tokens_per_s(peers) or GUESSED_TOKENS_PER_S
+        weight = engine.weight
+        load = measure(engine, request, speed)
+        loads.append(load if weight >= 1 else load / max(LEAST_WEIGHT, weight))
+    most = TIE * min(loads)
+    tied = [e for e, load in zip(roomy, loads, strict=True) if load <= most]
     if len(tied) > 1:
         tied.sort(key=attrgetter("id"))
     return tied[max(0, min(len(tied) - 1, int(draw * len(tied))))]
@@ -70,10 +71,11 @@ def pick(
 def prefill_work(engine: EngineView, request: RequestView, tokens_per_s: float) -> float:
     """Seconds of work there, the request's own uncached tokens included (prefix affinity)."""
     ahead: float = _tokens_ahead(engine, request)
-    if engine.decodes > 0:
-        ahead += DECODE_AS_TOKENS * engine.decodes
-    if engine.decode_tokens > 0:
-        ahead += CONTEXT_AS_TOKENS * engine.decode_tokens
+    decodes, decode_tokens = engine.decodes, engine.decode_tokens
+    if decodes > 0:
+        ahead += DECODE_AS_TOKENS * decodes
+    if decode_tokens > 0:
+        ahead += CONTEXT_AS_TOKENS * decode_tokens
     return ahead / tokens_per_s
 
 
@@ -116,22 +118,21 @@ def has_room(engine: EngineView, request: RequestView) -> bool:
 
 def usual_tokens_per_s(engines: Iterable[EngineView]) -> float:
     """The median of the known prefill speeds; 0.0 if none is."""
-    return median([s for e in engines if (s := _known(e))] or [0.0])
+    speeds = sorted([s for e in engines if (s := _known(e))])
+    if not speeds:
+        return 0.0
+    return (speeds[(len(speeds) - 1) // 2] + speeds[len(speeds) // 2]) / 2
 
 
 def _tokens_ahead(engine: EngineView, request: RequestView) -> float:
     ahead = uncached_tokens(request, engine.id)
-    if engine.queued > 0:
-        ahead += QUEUED_AS_TOKENS * min(MOST_QUEUED, engine.queued)
-    return ahead + engine.prefill_tokens if engine.prefill_tokens > 0 else ahead
+    queued, prefill = engine.queued, engine.prefill_tokens
+    if queued > 0:
+        ahead += QUEUED_AS_TOKENS * min(MOST_QUEUED, queued)
+    return ahead + prefill if prefill > 0 else ahead
 
 
 def _known(engine: EngineView) -> float:
     """Its prefill speed, 0.0 if unknown."""
     speed = engine.prefill_tokens_per_s
     return speed if 0 < speed < math.inf else 0.0
-
-
-def _weight(engine: EngineView) -> float:
-    weight = engine.weight
-    return 1.0 if weight >= 1 else max(LEAST_WEIGHT, weight)

@@ -6,7 +6,7 @@ No part of a request names a destination: engines are those of the pools.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -82,11 +82,16 @@ class Unified:
     def route(
         self, request: RequestView, pools: tuple[PoolView, ...], now_s: float, draw: float
     ) -> Route:
-        places = _best_fit(_serving(pools), request)
-        engine = pick(_engines(places), request, draw)
+        serving = _serving(pools)
+        places, fits = _best_fit(serving, request)
+        engine = pick([e for _, e in places], request, draw)
         if engine is None:
-            return _refuse(_serving(pools), request)
-        return _whole(engine, request, _reason_of(places, engine, request))
+            return _refuse(serving, request)
+        reason = Reason.CONTEXT_LIMIT
+        if fits:
+            cached = 2 * uncached_tokens(request, engine.id) <= request.prompt_tokens
+            reason = Reason.PREFIX if cached else Reason.LEAST_WORK
+        return _whole(engine, request, reason)
 
 
 class Dedicated:
@@ -103,11 +108,11 @@ class Dedicated:
         self, request: RequestView, pools: tuple[PoolView, ...], now_s: float, draw: float
     ) -> Route:
         places = _serving(sorted(pools, key=_range))
-        largest = places[-1].pool if places else None
-        suited = [p for p in places if p.pool is largest or belongs(request, p.engine, p.pool)]
+        largest = places[-1][0] if places else None
+        suited = [(p, e) for p, e in places if p is largest or belongs(request, e, p)]
         groups: dict[str, list[EngineView]] = {}
-        for place in _best_fit(suited, request):
-            groups.setdefault(place.pool.name, []).append(place.engine)
+        for pool, open_engine in _best_fit(suited, request)[0]:
+            groups.setdefault(pool.name, []).append(open_engine)
         left_s = request.arrival_s + request.ttft_limit_s - now_s
         home: EngineView | None = None
         for engines in groups.values():
@@ -140,19 +145,20 @@ class Disaggregated:
     def route(
         self, request: RequestView, pools: tuple[PoolView, ...], now_s: float, draw: float
     ) -> Route:
-        places = _best_fit(_serving(pools), request)
-        alone = pick(_engines(places), request, draw)
-        decode = pick(_engines(places), request, draw, decode_work)
+        places, fits = _best_fit(_serving(pools), request)
+        engines = [e for _, e in places]
+        alone = pick(engines, request, draw)
+        decode = pick(engines, request, draw, decode_work)
         if alone is None or decode is None:
             return _refuse(_serving(pools), request)
-        why = self._why_whole(places, alone, request)
+        why = self._why_whole(alone, request, fits=fits)
         if why is not None:
             return _whole(alone, request, why)
         # One draw serves two ties; its later digits are as good as another.
         second_draw = math.modf(max(0.0, draw) * 1e6)[0]
         prefilling = _prefilling(pools, request, decode)
         leg = request._replace(max_tokens=1)
-        fitting = [p.engine for p in prefilling if p.fit(leg) is Fit.FITS]
+        fitting = [place[1] for place in prefilling if _fit(place, leg) is Fit.FITS]
         prefill = pick(fitting, leg, second_draw)
         if prefill is None:
             why = Reason.CONTEXT_LIMIT if prefilling else Reason.NO_PREFILL_ENGINE
@@ -166,12 +172,10 @@ class Disaggregated:
             uncached_tokens=uncached_tokens(request, prefill.id),
         )
 
-    def _why_whole(
-        self, places: "Sequence[_Place]", alone: EngineView, request: RequestView
-    ) -> Reason | None:
+    def _why_whole(self, alone: EngineView, request: RequestView, *, fits: bool) -> Reason | None:
         if not request.splittable:
             return Reason.NOT_SPLITTABLE
-        if places[0].fit(request) is not Fit.FITS:
+        if not fits:
             return Reason.CONTEXT_LIMIT
         if uncached_tokens(request, alone.id) < self._split_tokens:
             return Reason.PROMPT_TOO_SHORT
@@ -185,59 +189,54 @@ STRATEGY_BY_NAME: Final[Mapping[str, Callable[[], Strategy]]] = {
 }
 
 
-class _Place(NamedTuple):
-    """An engine and the pool whose limits hold for it."""
+_Place = tuple[PoolView, EngineView]
+"""An engine and the pool whose limits hold for it."""
 
-    pool: PoolView
-    engine: EngineView
 
-    def fit(self, request: RequestView) -> Fit:
-        """Whether the request fits the context here; a length refused once is too long."""
-        if self.pool.name in request.too_long_for:
-            return Fit.TOO_LONG
-        return fit(request, context_limit(self.engine, self.pool))
-
-    def open_to(self, request: RequestView) -> bool:
-        """Whether it can be sent here now."""
-        return self.engine.ready and self.engine.id not in request.excluded
+def _fit(place: _Place, request: RequestView) -> Fit:
+    """Whether the request fits the context there; a length refused once is too long."""
+    pool, engine = place
+    if pool.name in request.too_long_for:
+        return Fit.TOO_LONG
+    return fit(request, context_limit(engine, pool))
 
 
 def _serving(pools: Iterable[PoolView]) -> list[_Place]:
     """Where a whole request may go: never to an engine that only prefills."""
-    return [_Place(p, e) for p in pools for e in p.engines if e.role != "prefill"]
+    return [(p, e) for p in pools for e in p.engines if e.role != "prefill"]
 
 
-def _best_fit(places: Iterable[_Place], request: RequestView) -> list[_Place]:
+def _best_fit(places: Iterable[_Place], request: RequestView) -> tuple[list[_Place], bool]:
     """Of those open to the request: where it fits, else where the context is largest.
 
-    All of them fit, or none.
+    And whether it fits there; it fits all of them, or none.
     """
     fitting, unsure = [], []
     excluded = request.excluded
     for place in places:
-        engine = place.engine
+        engine = place[1]
         if engine.ready and engine.id not in excluded:
-            judged = place.fit(request)
+            judged = _fit(place, request)
             if judged is Fit.FITS:
                 fitting.append(place)
             elif judged is Fit.UNSURE:
                 unsure.append(place)
     if fitting or not unsure:
-        return fitting
-    largest = max(context_limit(p.engine, p.pool) or 0 for p in unsure)
-    return [p for p in unsure if context_limit(p.engine, p.pool) == largest]
+        return fitting, True
+    largest = max(context_limit(e, p) or 0 for p, e in unsure)
+    return [(p, e) for p, e in unsure if context_limit(e, p) == largest], False
 
 
 def _prefilling(
     pools: Iterable[PoolView], request: RequestView, decode: EngineView
 ) -> list[_Place]:
     """Where the KV can be computed for a decode elsewhere."""
-    places = [_Place(p, e) for p in pools for e in p.engines if e.role != "decode"]
-    return [p for p in places if p.engine.id != decode.id and p.open_to(request)]
-
-
-def _engines(places: Iterable[_Place]) -> list[EngineView]:
-    return [place.engine for place in places]
+    return [
+        (p, e)
+        for p in pools
+        for e in p.engines
+        if e.role != "decode" and e.id != decode.id and e.ready and e.id not in request.excluded
+    ]
 
 
 def _range(pool: PoolView) -> tuple[float, float, str]:
@@ -247,23 +246,15 @@ def _range(pool: PoolView) -> tuple[float, float, str]:
     return (prompt, context, pool.name)
 
 
-def _reason_of(places: Sequence[_Place], engine: EngineView, request: RequestView) -> Reason:
-    """Why this engine of these places."""
-    if places[0].fit(request) is not Fit.FITS:
-        return Reason.CONTEXT_LIMIT
-    if 2 * uncached_tokens(request, engine.id) <= request.prompt_tokens:
-        return Reason.PREFIX
-    return Reason.LEAST_WORK
-
-
 def _why_not_smaller(places: Iterable[_Place], home: EngineView, request: RequestView) -> Reason:
     """Why `home` and no pool before it; `places` in order of their pools' ranges."""
     for place in places:
-        if place.pool.name == home.pool:
+        pool = place[0]
+        if pool.name == home.pool:
             break
-        if place.pool.name in request.too_long_for:
+        if pool.name in request.too_long_for:
             return Reason.REFUSED_LENGTH
-        if place.fit(request) is not Fit.FITS:
+        if _fit(place, request) is not Fit.FITS:
             return Reason.CONTEXT_LIMIT
         return Reason.POOL_NOT_READY
     return Reason.FITS_POOL
@@ -281,9 +272,9 @@ def _whole(engine: EngineView, request: RequestView, reason: Reason) -> Route:
 
 def _refuse(places: list[_Place], request: RequestView) -> Route:
     """The refusal of a request that none of these places is open to."""
-    possible = [p for p in places if p.fit(request) is not Fit.TOO_LONG]
+    possible = [place for place in places if _fit(place, request) is not Fit.TOO_LONG]
     if places and not possible:
         return Route("refuse", pool="", reason=Reason.TOO_LONG, status=400)
-    failed = any(p.engine.ready for p in possible)
+    failed = any(engine.ready for _, engine in possible)
     reason = Reason.ALL_FAILED if failed else Reason.NOT_READY
     return Route("refuse", pool="", reason=reason, status=503, retry_after_s=RETRY_AFTER_S)
