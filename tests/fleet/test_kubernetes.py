@@ -1,7 +1,6 @@
 """`headway render kubernetes`: manifests that Kubernetes takes and that fit one another."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -397,11 +396,3 @@ def test_a_model_in_a_directory_is_said_to_be_needed_in_the_image():
 def test_what_can_t_run_in_a_cluster_is_refused(text, options, said):
     with pytest.raises(SettingError, match=said):
         rendered(text, **options)
-
-
-@pytest.mark.skipif("HEADWAY_CRDS" not in os.environ, reason="HEADWAY_CRDS names no definitions")
-def test_the_definitions_that_were_given_are_used():
-    from .published import _definitions
-
-    assert _definitions("PodMonitor")
-    assert _definitions("LeaderWorkerSet")

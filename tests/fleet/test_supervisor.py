@@ -128,7 +128,7 @@ def test_a_killed_router_comes_back_and_knows_which_engines_are_drained(fleet):
 @pytest.mark.parametrize("how", ["stuck", "mute", "stopped"])
 def test_a_hung_engine_is_restarted(fleet, how):
     """Work that doesn't move, a server that doesn't answer, a stopped process."""
-    running = fleet(TWO, hang_s=1.0)
+    running = fleet(TWO, hang_s=4.0)
     running.until_serving()
     untouched = others(running, "all-0")
     server = running.pids("all-0", "server")[0]
@@ -147,8 +147,8 @@ def test_a_hung_engine_is_restarted(fleet, how):
 
 
 def test_a_busy_engine_that_gets_on_is_left_alone(fleet):
-    running = fleet(hang_s=0.5, look_s=0.1)
-    running.behave("all-0", answer_s=3.0)
+    running = fleet(hang_s=2.0, look_s=0.1)
+    running.behave("all-0", answer_s=5.0)
     running.until_serving()
     assert running.post() == (200, "all-0")
     assert running.engine("all-0")["restarts"] == 0
