@@ -5,7 +5,10 @@ its own. HOME/NAME.json is how it behaves, read again at every look:
 
 start_s: loading takes so long. exit: a status it ends with instead, having said `say`.
 mute: /health isn't answered. stuck: nothing moves, and requests aren't answered.
-stubborn: SIGTERM is ignored. answer_s: of a completion.
+stubborn: SIGTERM is ignored. answer_s: of a completion; of one that is streamed, after its first
+piece.
+
+It listens on FAKE_HOST, where that is set, and then says so.
 
 Every process adds a line with its pid to HOME/pids.
 """
@@ -22,6 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HOME, NAME, PORT = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+HOST = os.environ.get("FAKE_HOST", "127.0.0.1")
 MODEL = "m"
 
 
@@ -71,12 +75,15 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, b"{}")
 
     def do_POST(self):
-        self.rfile.read(int(self.headers.get("content-length", 0)))
+        asked = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
         with State.lock:
             State.running += 1
         try:
             while wants().get("stuck"):
                 time.sleep(0.05)
+            if asked.get("stream"):
+                self.stream()
+                return
             time.sleep(wants().get("answer_s", 0.0))
             State.tokens += 1
             choice = {"index": 0, "text": NAME, "finish_reason": "stop"}
@@ -85,6 +92,21 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             with State.lock:
                 State.running -= 1
+
+    def stream(self):
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        piece = {"choices": [{"index": 0, "text": NAME, "finish_reason": None}]}
+        self.chunk(f"data: {json.dumps(piece)}\n\n".encode())
+        time.sleep(wants().get("answer_s", 0.0))
+        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
+
+    def chunk(self, body):
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
+        self.wfile.flush()
 
     def answer(self, status, body, kind="application/json"):
         self.send_response(status)
@@ -101,7 +123,7 @@ class Server(ThreadingHTTPServer):
     def server_bind(self):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self.socket.bind(("127.0.0.1", PORT))
+        self.socket.bind((HOST, PORT))
 
 
 def on_term(*_):
@@ -116,8 +138,10 @@ def main():
         time.sleep(600)
     signal.signal(signal.SIGTERM, on_term)
     sign("server")
+    if "FAKE_HOST" in os.environ:
+        print(f"it listens on {HOST}:{PORT}", flush=True)  # noqa: T201  its log
     asked = wants()
-    server = Server(("127.0.0.1", PORT), Handler, bind_and_activate=False)
+    server = Server((HOST, PORT), Handler, bind_and_activate=False)
     server.server_bind()
     State.core = subprocess.Popen(
         [sys.executable, *sys.argv, "core"], start_new_session=True, stdin=subprocess.DEVNULL

@@ -1,7 +1,7 @@
 """A supervisor with fake engines: `fleet_process.py HOME SPEC`, as `headway up` would run it.
 
-SPEC is JSON: pools (name to [role, count]), and what is to differ from FleetSpec and Making. Each
-line it says goes to standard output.
+SPEC is JSON: pools (name to [role, count]), and what is to differ from FleetSpec and Making; with
+`ray_address` engines run there. Each line it says goes to standard output.
 """
 
 import dataclasses
@@ -28,9 +28,13 @@ def described():
 
 def engines_of(pool, role, count):
     return tuple(
-        EngineSpec(name=f"{pool}-{n}", pool=pool, role=role, model="m", devices=(n,))
+        EngineSpec(name=f"{pool}-{n}", pool=pool, role=role, model="m", devices=devices_of(n))
         for n in range(count)
     )
+
+
+def devices_of(number):
+    return () if described().get("ray_address") else (number,)
 
 
 def fleet_spec():
@@ -38,10 +42,13 @@ def fleet_spec():
     router = asked.get("router", {})
     lines = ["[router]", *(f"{name} = {json.dumps(value)}" for name, value in router.items())]
     lines += ["[router.health]", "interval_s = 0.3", "fails = 2", "passes = 1"]
+    ray_address = asked.get("ray_address")
+    if ray_address:
+        lines += ["[fleet]", f'ray_address = "{ray_address}"']
     text = "\n".join([*lines, '[[pool]]\nname = "x"\nengines = ["http://127.0.0.1:1"]'])
     return FleetSpec(
         name="test",
-        placement="local",
+        placement="ray" if ray_address else "local",
         start_timeout_s=asked.get("start_timeout_s", 30.0),
         hang_s=asked.get("hang_s", 30.0),
         drain_s=asked.get("drain_s", 5.0),
@@ -69,9 +76,10 @@ def router_text(config, addresses):
 
 def command(engine, address):
     argv = (sys.executable, str(FAKE), str(HERE), engine.name, str(address.port))
+    host = {"FAKE_HOST": address.host} if described().get("ray_address") else {}
     return EngineCommand(
         argv=argv,
-        env=dict(os.environ),
+        env={**os.environ, **host},
         url=address.url,
         served_name="m",
         settings=None,

@@ -52,6 +52,16 @@ def test_cores_are_bound_and_none_is_set_aside():
     assert "CUDA_VISIBLE_DEVICES" not in env
 
 
+def test_devices_that_ray_chooses_are_not_told():
+    found = command(devices=(), environ={"CUDA_VISIBLE_DEVICES": "7"})
+    assert found.env["CUDA_VISIBLE_DEVICES"] == "7"
+    assert "CUDA_DEVICE_ORDER" not in found.env
+    found = command(CPU, devices=())
+    assert (found.cores, found.env["OMP_NUM_THREADS"]) == (None, "1")
+    assert found.env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert command(CPU, devices=(), env={"OMP_NUM_THREADS": "6"}).env["OMP_NUM_THREADS"] == "6"
+
+
 def test_ranks_on_cpus_have_cores_of_their_own():
     env = command(CPU, devices=(0, 1, 2, 5, 7), tensor_parallel_size=2).env
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0-2|5,7"

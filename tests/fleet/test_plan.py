@@ -245,3 +245,20 @@ def test_vllms_own_scheduler_gets_no_limits():
 def test_kv_memory_is_fixed_on_cpus_so_that_engines_do_not_race_for_it(settings, cpu, gib):
     fleet = spec.plan(parse(pool("a", **settings)), machine(1, cpu=cpu))
     assert fleet.engines[0].kv_memory_gib == gib
+
+
+def test_ray_chooses_the_devices_however_many_this_machine_has():
+    text = "[fleet]\nplacement = 'ray'\n" + pool("a", replicas=8, tensor_parallel_size=4)
+    parsed, hardware = parse(text), machine(0, cpu=False)
+    fleet = spec.plan(parsed, hardware)
+    assert fleet.placement == "ray"
+    assert placed(fleet) == {f"a-{n}": () for n in range(8)}
+    larger = spec.rescale(fleet, parsed, hardware, "a", 10)
+    assert placed(larger) == {f"a-{n}": () for n in range(10)}
+
+
+def test_devices_under_ray_are_said_at_their_line():
+    text = "[fleet]\nplacement = 'ray'\n" + pool("a", devices=[0])
+    with pytest.raises(config.ConfigError, match=r"devices.*are chosen by Ray") as caught:
+        spec.plan(parse(text), machine())
+    assert caught.value.problems[0].line == 5

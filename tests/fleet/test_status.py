@@ -161,6 +161,8 @@ def test_a_fleet_whose_engines_run_elsewhere_has_no_table():
 def test_devices_are_told_in_ranges():
     assert status._devices([3, 0, 1, 2, 6]) == "0-3,6"
     assert status._devices([4]) == "4"
+    assert status._where({"url": "http://h:1", "devices": [4]}) == "h:1 on 4"
+    assert status._where({"url": "http://h:1", "devices": []}) == "h:1"
 
 
 # Goodput

@@ -14,7 +14,7 @@ from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS
 if TYPE_CHECKING:
     from headway.config.lines import Path
 
-PLACEMENTS: Final = ("local",)
+PLACEMENTS: Final = ("local", "ray")
 STOCK: Final = "vllm"
 """The policy name that stands for vLLM's own scheduler."""
 STARTING: Final = (
@@ -37,6 +37,10 @@ MODEL: Final = Text(
 )
 _SECONDS: Final = Number(most=7 * 24 * 3600)
 _COUNT: Final = Whole(1)
+_RAY_ADDRESS: Final = Text(
+    r"auto|[^\s/:]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}",
+    'the address of a Ray cluster; use "auto", or HOST:PORT of its head',
+)
 # It names a directory, and a Unix socket in it whose whole path has 107 characters at most.
 _FLEET_NAME: Final = Text(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}",
@@ -192,9 +196,12 @@ class Fleet:
     name: Annotated[
         str, _FLEET_NAME, "a name for `headway status` and the like; each name runs once"
     ] = "default"
-    placement: Annotated[str, Choice(PLACEMENTS), "where engines run; local: on this machine"] = (
-        "local"
-    )
+    placement: Annotated[
+        str, Choice(PLACEMENTS), "where engines run: on this machine, or on a Ray cluster's nodes"
+    ] = "local"
+    ray_address: Annotated[
+        str, _RAY_ADDRESS, "ray: the cluster's; auto: RAY_ADDRESS, else the one that runs here"
+    ] = "auto"
     start_timeout_s: Annotated[float, _SECONDS, "for an engine to get ready"] = 600.0
     hang_s: Annotated[
         float, _SECONDS, "an engine with work and without progress for so long is restarted"

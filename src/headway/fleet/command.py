@@ -13,6 +13,7 @@ from headway.fleet.model import Address, EngineSpec, Machine
 from headway.models import bundled
 
 _KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
+_THREADS: Final = "OMP_NUM_THREADS"
 _LEASE_S: Final = 30.0
 """What vLLM keeps KV for unless told otherwise."""
 
@@ -41,7 +42,7 @@ def engine_command(
     environ = {**environ, **engine.env, **_environment(engine, address, machine)}
     cores = engine.devices if machine.cpu else machine.cores
     command = build(wish, environ, cpu=machine.cpu, cores=cores, fast_bf16=machine.fast_bf16)
-    if machine.cpu:
+    if machine.cpu and engine.devices:
         # vLLM's engine core waits for its worker by yielding the CPU in a loop: beside another
         # engine's worker it slows that one down, and is itself kept waiting for up to a second.
         command = dataclasses.replace(command, cores=engine.devices)
@@ -55,6 +56,23 @@ def engine_command(
 def transfers(engine: EngineSpec) -> bool:
     """Whether the engine has a KV connector."""
     return engine.role != "both" or flags.connector(engine.flags) is not None
+
+
+def threads(engine: EngineSpec) -> int:
+    """Of each rank on CPU cores that aren't named: OMP_NUM_THREADS, where the engine has it."""
+    given = engine.env.get(_THREADS, "")
+    return int(given) if given.isdecimal() and int(given) else 1
+
+
+def _anywhere(engine: EngineSpec, machine: Machine) -> dict[str, str]:
+    """Ray tells an engine which GPUs are its own, and of cores how many."""
+    if not machine.cpu:
+        return {}
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        _THREADS: str(threads(engine)),
+    }
 
 
 def core_list(cores: Sequence[int]) -> str:
@@ -103,7 +121,9 @@ def _connector(engine: EngineSpec, machine: Machine) -> dict[str, Any]:
 
 
 def _environment(engine: EngineSpec, address: Address, machine: Machine) -> dict[str, str]:
-    if machine.cpu:
+    if not engine.devices:
+        chosen = _anywhere(engine, machine)
+    elif machine.cpu:
         ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size
         chosen = {
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(map(core_list, split(engine.devices, ranks))),

@@ -97,11 +97,12 @@ def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> It
     free = surroundings.free_shared_memory()
     if free is not None:
         yield surroundings.shared_memory(free)
-    engines = spec.engines if spec else ()
-    yield from surroundings.gpus(engines, machine)
-    if spec is None or running or not engines:
+    if spec is None or spec.placement == "local":
+        yield from surroundings.gpus(spec.engines if spec else (), machine)
+    if spec is None or running or not spec.engines:
         return
-    yield from surroundings.memory(engines, machine)
+    if spec.placement == "local":
+        yield from surroundings.memory(spec.engines, machine)
     router = spec.config.router
     for number, host, key in (
         (router.port, router.host, "router.port"),

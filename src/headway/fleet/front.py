@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.config import Config
+from headway.engine.command import EngineCommand
 from headway.fleet import ports, router
 from headway.fleet.errors import FleetError
 from headway.fleet.events import Limits, State
@@ -48,7 +49,11 @@ class Front:
         changed: Callable[[], None],
     ) -> None:
         self._home = home
+        self._drain_s = spec.drain_s
         self._text = text
+        self._changed = changed
+        self._unread = False
+        """Whether the file may have changed since the router has read it."""
         given = spec.config.router
         self._ports = [ports.claim(given.host, given.port)]
         try:
@@ -66,9 +71,7 @@ class Front:
         limits = Limits(spec.start_timeout_s, 0.0, spec.drain_s + _STOP_MARGIN_S)
         duties = Duties(
             make=lambda: LocalEngine(family, home.scratch, metrics=False, lock=lock),
-            command=lambda: router.command(
-                home.router_file, self.endpoint, os.environ, spec.drain_s
-            ),
+            command=self._command,
             probe=lambda: RouterProbe(self.link, spec.hang_s),
             log=home.log("router"),
             cause=cause,
@@ -76,9 +79,12 @@ class Front:
             idle=_at_once,
             launched=self.link.started,
             ended=self.link.ended,
-            changed=changed,
+            changed=self._on_change,
         )
         self.keeper = Keeper(limits, duties, look_s)
+
+    async def _command(self) -> EngineCommand:
+        return router.command(self._home.router_file, self.endpoint, os.environ, self._drain_s)
 
     def write(self, config: Config, addresses: Mapping[str, Sequence[Address]]) -> None:
         """Have the router use these settings and engines."""
@@ -86,12 +92,24 @@ class Front:
         fixed = dataclasses.replace(config.router, host=host, port=port, admin_port=admin_port)
         text = self._text(dataclasses.replace(config, router=fixed), addresses)
         self._home.write_router_file(text)
+        self._unread = self.keeper.life.state in {State.STARTING, State.READY}
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have it read its file again. One that isn't ready yet may not know the signal, and may
+        have read the file already.
+        """
         engine = self.keeper.engine
-        # One that isn't ready yet may not know the signal; it looks at its file by itself.
-        if self.keeper.life.state is State.READY and isinstance(engine, LocalEngine):
+        ready = self.keeper.life.state is State.READY
+        if self._unread and ready and isinstance(engine, LocalEngine):
+            self._unread = False
             server = engine.server()
             if server is not None:
                 os.kill(server, signal.SIGHUP)
+
+    def _on_change(self) -> None:
+        self._tell()
+        self._changed()
 
     def status(self, now_s: float) -> dict[str, Any]:
         """What there is to tell of it. since_s: how long it has been in its state."""

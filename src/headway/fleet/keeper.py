@@ -37,7 +37,8 @@ _NOT_STARTED: Final = 127
 class Duties:
     """What a keeper needs of its host.
 
-    make: a new run of the process. command: what to run, asked at each start.
+    make: a new run of the process. command: what to run, asked at each start; may take a while,
+        and doesn't much longer once the run is told to stop.
     probe: made anew for each run. log: where it writes.
     cause: why the process that wrote a log ended with a status.
     tell: told whether requests may go there, whenever that changes.
@@ -47,7 +48,7 @@ class Duties:
     """
 
     make: Callable[[], Engine]
-    command: Callable[[], EngineCommand]
+    command: Callable[[], Awaitable[EngineCommand]]
     probe: Callable[[], Probe]
     log: Path
     cause: Callable[[Path, int], str]
@@ -136,7 +137,7 @@ class Keeper:
         """One process from start to end."""
         self._duties.launched()
         try:
-            await engine.start(self._duties.command(), self._duties.log)
+            await engine.start(await self._duties.command(), self._duties.log)
         except (OSError, HeadwayError) as error:
             exited = Exited(_NOT_STARTED, str(error))
         else:

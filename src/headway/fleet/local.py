@@ -129,7 +129,7 @@ class LocalEngine:
             env[SCRATCH_VARIABLE] = self._scratch
         alive_read, self._alive = os.pipe()
         try:
-            with _anew(log) as out:
+            with anew(log) as out:
                 self._guard = self._spawn(command, env, alive_read, out.fileno())
         except OSError:
             self._clean()
@@ -251,7 +251,7 @@ async def any_ends(pids: Iterable[int]) -> set[int]:
     return ended
 
 
-def _anew(log: Path) -> BinaryIO:
+def anew(log: Path) -> BinaryIO:
     """The log, empty; what was in it is kept beside it."""
     with contextlib.suppress(FileNotFoundError):
         log.replace(log.with_name(f"{log.name}.1"))

@@ -1,4 +1,4 @@
-"""The engines of a fleet: each with its ports, its life, and whoever keeps it."""
+"""The engines of a fleet: each with its place, its life, and whoever keeps it."""
 
 import asyncio
 import functools
@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.engine.command import EngineCommand
-from headway.fleet import order, ports
 from headway.fleet.events import OVER, Go, Limits, State
 from headway.fleet.home import Home
 from headway.fleet.keeper import Duties, Keeper
-from headway.fleet.local import FORCE_GRACE_S, Family, LocalEngine
+from headway.fleet.local import FORCE_GRACE_S
 from headway.fleet.model import Address, EngineSpec, FleetSpec, Machine
+from headway.fleet.placement import Place, Placement
 from headway.fleet.router import RouterLink
 from headway.fleet.watch import LOOK_S, EngineProbe
 
-HOST: Final = "127.0.0.1"
 _STOP_S: Final = 60.0
 """What a stop may take that its guard should end sooner."""
 _IDLE_AGAIN_S: Final = 0.1
@@ -44,26 +43,29 @@ class Making:
 
 
 class Member:
-    """One engine. spec: what its next start will use. router_id: the router's name for it."""
+    """One engine. spec: what its next start will use."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, place: Place) -> None:
         self.spec = spec
-        self._ports = (ports.reserve(HOST), ports.reserve(HOST))
-        port, side_port = (held.number for held in self._ports)
-        self.address = Address(host=HOST, port=port, side_port=side_port)
-        self.router_id = f"{spec.pool}/{HOST}:{port}"
+        self.place = place
         self.keeper: Keeper
 
-    def release(self) -> None:
-        """Let go of its ports."""
-        for held in self._ports:
-            held.release()
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self.place.address
+
+    @property
+    def router_id(self) -> str:
+        """The router's name for it."""
+        return f"{self.spec.pool}/{self.address.url.removeprefix('http://')}"
 
 
 class Members:
     """All engines that the fleet has started and not yet let go. Needs a running event loop.
 
     changed: called after every change of an engine's life.
+    moved: called when one has got another address.
     """
 
     def __init__(
@@ -71,21 +73,24 @@ class Members:
         spec: FleetSpec,
         making: Making,
         home: Home,
-        family: Family,
+        placement: Placement,
         link: RouterLink,
         changed: Callable[[Member], None],
+        moved: Callable[[], None],
     ) -> None:
         self.by_name: dict[str, Member] = {}
         self._spec = spec
         self._making = making
         self._home = home
-        self._family = family
+        self._placement = placement
         self._link = link
         self._changed = changed
+        self._moved = moved
 
     def add(self, spec: EngineSpec) -> Member:
-        """An engine, on ports of its own; it waits for Start."""
-        member = self.by_name[spec.name] = Member(spec)
+        """An engine, in a place of its own; it waits for Start."""
+        member = Member(spec, self._placement.place(spec.name))
+        self.by_name[spec.name] = member
         limits = Limits(
             start_s=self._spec.start_timeout_s,
             drain_s=self._spec.drain_s,
@@ -98,8 +103,8 @@ class Members:
     def _duties(self, member: Member) -> Duties:
         making, home, link = self._making, self._home, self._link
         return Duties(
-            make=lambda: LocalEngine(self._family, home.scratch, lock=making.lock),
-            command=lambda: making.command(member.spec, member.address),
+            make=member.place.engine,
+            command=lambda: self._command(member),
             probe=lambda: EngineProbe(
                 member.address.url,
                 self._spec.hang_s,
@@ -111,6 +116,16 @@ class Members:
             idle=lambda: self._idle(member),
             changed=lambda: self._on_change(member),
         )
+
+    async def _command(self, member: Member) -> EngineCommand:
+        """What to run, once it is known where. The router is told of another address."""
+        before = member.router_id
+        await member.place.land(member.spec)
+        if member.router_id != before:
+            self._link.forget(before)
+            self._link.set_open(member.router_id, is_open=False)
+            self._moved()
+        return self._making.command(member.spec, member.address)
 
     def _on_change(self, member: Member) -> None:
         self._changed(member)
@@ -125,13 +140,13 @@ class Members:
     def _has_room(self, member: Member) -> bool:
         starting = [m.spec for m in self.by_name.values() if m.keeper.life.state is State.STARTING]
         every = [m.spec for m in self.by_name.values() if m.keeper.life.state not in OVER]
-        return order.may_start(member.spec, starting, every, self._making.machine)
+        return self._placement.may_start(member.spec, starting, every)
 
     def remove(self, member: Member) -> None:
         """It has stopped and won't be started again."""
         del self.by_name[member.spec.name]
         self._link.forget(member.router_id)
-        member.release()
+        member.place.release()
 
     async def _idle(self, member: Member) -> None:
         """Returns when the router waits for nothing there, and sends nothing there."""

@@ -20,7 +20,7 @@ class EngineSpec:
         pool: The pool it serves.
         role: `both`, `prefill` or `decode`.
         model: A local directory or a name on a model hub; None is the bundled model.
-        devices: GPU indices, or CPU cores on the CPU build.
+        devices: GPU indices, or CPU cores on the CPU build; none where Ray chooses.
         tensor_parallel_size: How many devices share each layer.
         pipeline_parallel_size: How many groups of devices share the layers.
         max_model_len: The engine's limit on prompt and answer together; None is the model's.
@@ -92,7 +92,7 @@ class FleetSpec:
 
     Args:
         name: The fleet's name; one supervisor runs it at a time.
-        placement: Where engines run: `local`.
+        placement: Where engines run: `local` or `ray`.
         start_timeout_s: How long an engine may take until it is ready.
         hang_s: How long an engine that has work may make no progress before it is restarted.
         drain_s: How long a stop waits for running requests.

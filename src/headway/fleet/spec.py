@@ -11,7 +11,7 @@ from headway.config.fleet import STOCK
 from headway.config.problems import Problems
 from headway.core.errors import SettingError
 from headway.fleet import init
-from headway.fleet.devices import ShortError, Want, share
+from headway.fleet.devices import Shares, ShortError, Want, share
 from headway.fleet.model import EngineSpec, FleetSpec, Machine
 from headway.models import bundled
 
@@ -43,15 +43,10 @@ def plan(config: Config, machine: Machine) -> FleetSpec:
     """
     problems = Problems(config.source)
     for index, pool in started(config):
-        _check_machine(index, pool, machine, problems)
+        _check_context(index, pool, problems)
+        _check_devices(index, pool, config, machine, problems)
     problems.finish()
-    wants = {
-        pool.name: Want(pool.replicas, size(pool), pool.devices) for _, pool in started(config)
-    }
-    try:
-        shares = share(wants, usable(machine), cpu=machine.cpu)
-    except ShortError as error:
-        raise _short(error, config, machine) from None
+    shares = _shares(config, machine)
     engines = [
         _engine(config, pool, number, devices, machine)
         for _, pool in started(config)
@@ -67,6 +62,18 @@ def plan(config: Config, machine: Machine) -> FleetSpec:
         engines=tuple(engines),
         config=config,
     )
+
+
+def _shares(config: Config, machine: Machine) -> Shares:
+    if config.fleet.placement == "ray":
+        return {pool.name: ((),) * pool.replicas for _, pool in started(config)}
+    wants = {
+        pool.name: Want(pool.replicas, size(pool), pool.devices) for _, pool in started(config)
+    }
+    try:
+        return share(wants, usable(machine), cpu=machine.cpu)
+    except ShortError as error:
+        raise _short(error, config, machine) from None
 
 
 def rescale(
@@ -125,6 +132,27 @@ def _added(
     """So many new engines of the pool. Raises SettingError for too few free devices."""
     if count <= 0:
         return []
+    used = {engine.name for engine in staying}
+    numbers = [n for n in range(len(staying) + count) if f"{pool.name}-{n}" not in used]
+    if config.fleet.placement == "ray":
+        chunks: list[tuple[int, ...]] = [()] * count
+    else:
+        chunks = _free(pool, count, own, staying, config, machine)
+    return [
+        _engine(config, pool, number, chunk, machine)
+        for chunk, number in zip(chunks, numbers, strict=False)
+    ]
+
+
+def _free(
+    pool: Pool,
+    count: int,
+    own: Sequence[EngineSpec],
+    staying: Sequence[EngineSpec],
+    config: Config,
+    machine: Machine,
+) -> list[tuple[int, ...]]:
+    """Devices for so many new engines of the pool. Raises SettingError for too few."""
     taken = {device for engine in staying for device in engine.devices}
     taken |= {d for _, other in started(config) if other.name != pool.name for d in other.devices}
     allowed = [d for d in usable(machine) if d in pool.devices or not pool.devices]
@@ -138,13 +166,7 @@ def _added(
             f"{count} more would need {count * size(pool)} {kind} and {len(free)} are free; "
             "scale another pool down first",
         )
-    used = {engine.name for engine in staying}
-    numbers = (n for n in range(len(staying) + count) if f"{pool.name}-{n}" not in used)
-    chunks = (tuple(free[start : start + each]) for start in range(0, count * each, each))
-    return [
-        _engine(config, pool, number, chunk, machine)
-        for chunk, number in zip(chunks, numbers, strict=False)
-    ]
+    return [tuple(free[start : start + each]) for start in range(0, count * each, each)]
 
 
 def _engine(
@@ -185,7 +207,14 @@ def _batching(config: Config, pool: Pool) -> dict[str, Any]:
     return {**limits, **given}
 
 
-def _check_machine(index: int, pool: Pool, machine: Machine, problems: Problems) -> None:
+def _check_devices(
+    index: int, pool: Pool, config: Config, machine: Machine, problems: Problems
+) -> None:
+    if config.fleet.placement == "ray":
+        if pool.devices:
+            said = 'are chosen by Ray under placement = "ray"; leave them out'
+            problems.add(("pool", index, "devices"), said)
+        return
     known = usable(machine)
     kind = "CPU cores" if machine.cpu else "GPUs"
     for place, device in enumerate(pool.devices):
@@ -195,6 +224,9 @@ def _check_machine(index: int, pool: Pool, machine: Machine, problems: Problems)
                 ("pool", index, "devices", place),
                 f"{device} is not one of the {kind} usable here: {listed}",
             )
+
+
+def _check_context(index: int, pool: Pool, problems: Problems) -> None:
     context = pool.max_model_len
     if pool.model is None and context is not None and context > bundled.CONTEXT_TOKENS:
         problems.add(

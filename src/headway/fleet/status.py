@@ -145,7 +145,7 @@ def _cells(engine: Mapping[str, Any], seen: Seen) -> tuple[str, ...]:
         _kv(routed),
         str(engine["restarts"]),
         str(run) if run and engine["role"] in _DECODES else "-",
-        f"{urlsplit(engine['url']).netloc} on {_devices(engine['devices'])}",
+        _where(engine),
     )
 
 
@@ -178,6 +178,12 @@ def _load(routed: Mapping[str, Any]) -> str:
 def _kv(routed: Mapping[str, Any]) -> str:
     capacity = routed["reported"]["kv_capacity_tokens"] if routed else None
     return f"{routed['work']['kv_tokens'] / capacity:.0%}" if capacity else "-"
+
+
+def _where(engine: Mapping[str, Any]) -> str:
+    """Its address and its devices; Ray keeps those to itself."""
+    address = urlsplit(engine["url"]).netloc
+    return f"{address} on {_devices(engine['devices'])}" if engine["devices"] else address
 
 
 def _devices(devices: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from headway.config import Config
 from headway.core.errors import HeadwayError
-from headway.fleet import control
+from headway.fleet import control, placement
 from headway.fleet.errors import FleetError
 from headway.fleet.events import OVER, RUNNING, Go, Start, State, Stop
 from headway.fleet.front import Front, Text
@@ -24,6 +24,7 @@ from headway.fleet.local import Family
 from headway.fleet.members import Making, Member, Members
 from headway.fleet.model import FleetSpec
 from headway.fleet.operations import Operations
+from headway.fleet.placement import Placement
 
 _LEARN_S: Final = 0.5
 """Between two looks at whether the router has seen that an engine is ready."""
@@ -69,9 +70,12 @@ def run(
 
 async def _run(spec: FleetSpec, parts: Parts, home: Home, say: Say, show: Show) -> int:
     family = Family()
+    making = parts.making
+    placed = placement.choose(spec, making.machine, family, home.scratch, making.lock)
     try:
-        return await Supervisor(spec, parts, home, family, say, show).until_stopped()
+        return await Supervisor(spec, parts, home, family, placed, say, show).until_stopped()
     finally:
+        placed.close()
         await family.end_strays()
 
 
@@ -89,7 +93,14 @@ class Supervisor:
     """A fleet that runs. Needs a running event loop. Raises FleetError for ports that are taken."""
 
     def __init__(
-        self, spec: FleetSpec, parts: Parts, home: Home, family: Family, say: Say, show: Show
+        self,
+        spec: FleetSpec,
+        parts: Parts,
+        home: Home,
+        family: Family,
+        placed: Placement,
+        say: Say,
+        show: Show,
     ) -> None:
         self._name = spec.name
         self._home = home
@@ -113,7 +124,9 @@ class Supervisor:
             changed=self._front_changed,
         )
         link = self._front.link
-        self._members = Members(spec, making, home, family, link, self._member_changed)
+        self._members = Members(
+            spec, making, home, placed, link, changed=self._member_changed, moved=self._moved
+        )
         self._operations = Operations(spec, parts, self._members, link, self._write, say)
 
     # From start to end
@@ -161,7 +174,7 @@ class Supervisor:
         await self._operations.until(self._members.over)
         self._front.release()
         for member in members:
-            member.release()
+            member.place.release()
 
     def stop(self, *, force: bool = False) -> None:
         """Stop the fleet: gracefully the first time, by force if asked for or asked again."""
@@ -185,6 +198,9 @@ class Supervisor:
 
     def _write(self, config: Config) -> None:
         self._front.write(config, self._members.addresses())
+
+    def _moved(self) -> None:
+        self._write(self._operations.spec.config)
 
     def _front_changed(self) -> None:
         self._changed("router", self._front.keeper)

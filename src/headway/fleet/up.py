@@ -21,9 +21,10 @@ from headway.fleet import init as made
 from headway.fleet.command import engine_command
 from headway.fleet.display import Display, display
 from headway.fleet.home import Home
-from headway.fleet.members import HOST, Making
+from headway.fleet.members import Making
 from headway.fleet.model import Address, EngineSpec, FleetSpec, Machine
 from headway.fleet.pairs import problems
+from headway.fleet.placement import HOST
 from headway.fleet.router import command as router_command
 from headway.fleet.spec import load, plan, rescale
 from headway.fleet.starts import Starts, settled
@@ -197,14 +198,7 @@ def _somewhere() -> Address:
 
 
 def _dry(fleet: FleetSpec, machine: Machine) -> str:
-    held = [ports.reserve(HOST) for _ in range(2 * len(fleet.engines))]
-    numbers = iter([port.number for port in held])
-    for port in held:
-        port.release()
-    addresses = {
-        engine.name: Address(host=HOST, port=next(numbers), side_port=next(numbers))
-        for engine in fleet.engines
-    }
+    addresses = _dry_addresses(fleet)
     commands = {
         engine.name: _command(machine, engine, addresses[engine.name]) for engine in fleet.engines
     }
@@ -214,6 +208,21 @@ def _dry(fleet: FleetSpec, machine: Machine) -> str:
     return dryrun.text(
         fleet, addresses, commands, router_command(file, url, os.environ, fleet.drain_s)
     )
+
+
+def _dry_addresses(fleet: FleetSpec) -> dict[str, Address]:
+    """Where engines would listen; nobody knows the node that Ray would choose."""
+    if fleet.placement == "ray":
+        somewhere = Address(host="NODE", port=ports.FIRST, side_port=ports.FIRST + 1)
+        return {engine.name: somewhere for engine in fleet.engines}
+    held = [ports.reserve(HOST) for _ in range(2 * len(fleet.engines))]
+    numbers = iter([port.number for port in held])
+    for port in held:
+        port.release()
+    return {
+        engine.name: Address(host=HOST, port=next(numbers), side_port=next(numbers))
+        for engine in fleet.engines
+    }
 
 
 def _told(fleet: FleetSpec) -> str:
