@@ -7,7 +7,6 @@ time per output token is taken over the second half of each answer, when nothing
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,18 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from router_bench.processes import free_ports
+from router_bench import nixl
 
 from headway.bench import report
-from headway.bench.arms import SLO
-from headway.bench.engines import (
-    Engine,
-    EngineError,
-    EngineSpec,
-    engine_environment,
-    serve_command,
-    swap,
-)
+from headway.bench.engines import Engine, EngineError, swap
 from headway.bench.exchange import Sample
 from headway.bench.lab import CORES
 from headway.bench.options import end_cleanly_on_sigterm
@@ -43,11 +34,6 @@ PROMPT_TOKENS: Final = 32
 OUTPUT_TOKENS: Final = 96
 REPEATS: Final = 6
 QUICK_REPEATS: Final = 2
-CONNECTOR: Final = {
-    "kv_connector": "NixlConnector",
-    "kv_role": "kv_both",
-    "kv_buffer_device": "cpu",
-}
 FLAGS: Final = ("--max-model-len", "8192", "--max-num-seqs", "64", "--disable-uvicorn-access-log")
 
 
@@ -63,20 +49,9 @@ class Round:
 
 def engine(name: str, core: int, options: argparse.Namespace, progress: Progress) -> Engine:
     """The plain or the decode engine, not yet started."""
-    connector = ("--kv-transfer-config", json.dumps(CONNECTOR)) if name == DECODE else ()
+    connector = nixl.WITH_CONNECTOR if name == DECODE else ()
     eager = ("--no-enforce-eager",) if options.compiled else ("--enforce-eager",)
-    spec = EngineSpec(name, SLO, (*FLAGS, *eager, *connector), options.model)
-    port, side_port = free_ports(2)
-    environment = engine_environment(core, spec.kvcache_gib)
-    environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_port)
-    return Engine(
-        name,
-        serve_command(spec, port),
-        environment,
-        port=port,
-        core=core,
-        progress=progress,
-    )
+    return nixl.engine(name, core, (*FLAGS, *eager, *connector), options.model, progress)
 
 
 def batch_of(size: int) -> Workload:
@@ -149,7 +124,7 @@ def main() -> int:
             "compiled": options.compiled,
             "model": options.model or "bundled",
             "flags": FLAGS,
-            "connector": CONNECTOR,
+            "connector": nixl.CONNECTOR,
             "prompt_tokens": PROMPT_TOKENS,
             "output_tokens": OUTPUT_TOKENS,
         }

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import http.client
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,19 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from router_bench import nixl
 from router_bench.figures import bucket_percentile, buckets
 from router_bench.processes import free_ports, running
 
 from headway.bench import report, workload
 from headway.bench.arms import SLO
-from headway.bench.engines import (
-    HOST,
-    Engine,
-    EngineError,
-    EngineSpec,
-    engine_environment,
-    serve_command,
-)
+from headway.bench.engines import HOST, EngineError
 from headway.bench.exchange import Sample, Target
 from headway.bench.lab import CORES
 from headway.bench.loadgen import play
@@ -47,15 +40,10 @@ TARGET_S: Final = 0.003
 FIRST: Final = "before first leg"
 BETWEEN: Final = "between legs"
 PLACES: Final = {FIRST: "to the first leg", BETWEEN: "between the legs"}
-CONNECTOR: Final = {
-    "kv_connector": "NixlConnector",
-    "kv_role": "kv_both",
-    "kv_buffer_device": "cpu",
-}
 FLAGS: Final = (
     *("--max-num-batched-tokens", "512", "--max-model-len", "8192", "--max-num-seqs", "64"),
     *("--enforce-eager", "--disable-uvicorn-access-log"),
-    *("--kv-transfer-config", json.dumps(CONNECTOR)),
+    *nixl.WITH_CONNECTOR,
 )
 RATE_PER_S: Final = 1.0
 DURATION_S: Final = 90.0
@@ -91,7 +79,9 @@ class Fleet:
         with contextlib.ExitStack() as stack:
             named: list[str] = []
             for role, core in zip(("prefill", "decode"), CORES, strict=True):
-                engine = stack.enter_context(self._engine(role, core))
+                engine = stack.enter_context(
+                    nixl.engine(role, core, FLAGS, self._model, self._progress)
+                )
                 named += [f"--{role}", f"http://{HOST}:{engine.target.port}"]
             command = [sys.executable, "-m", "headway", "route", *named]
             command += ["--port", str(self.port), "--admin-port", "0"]
@@ -100,20 +90,6 @@ class Fleet:
             stack.enter_context(running(command, core=None, **pipes))
             self._wait_ready()
             yield Target(HOST, self.port)
-
-    def _engine(self, role: str, core: int) -> Engine:
-        spec = EngineSpec(role, SLO, FLAGS, self._model)
-        port, side_port = free_ports(2)
-        own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port)}
-        environment = engine_environment(core, spec.kvcache_gib) | own
-        return Engine(
-            role,
-            serve_command(spec, port),
-            environment,
-            port=port,
-            core=core,
-            progress=self._progress,
-        )
 
     def _wait_ready(self) -> None:
         deadline_s = time.monotonic() + READY_S

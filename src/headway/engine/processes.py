@@ -103,7 +103,7 @@ def _signal_until_gone(signum: int, wait_s: float, *, spare_trackers: bool = Fal
             return False
         targets = alive - told
         if spare_trackers:
-            targets -= {pid for pid in targets if _is_tracker(pid)}
+            targets -= {pid for pid in targets if is_tracker(pid)}
         tell(targets, signum)
         told |= targets
         time.sleep(_POLL_S)
@@ -131,7 +131,8 @@ def reap() -> dict[int, int]:
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
-def _is_tracker(pid: int) -> bool:
+def is_tracker(pid: int) -> bool:
+    """Whether it is one of Python's resource trackers."""
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -81,7 +81,7 @@ class Family:
             signum = signal.SIGKILL if late_s > 0 else signal.SIGTERM
             new = {pid for pid in strays if told.get(pid) != signum}
             if 0 < late_s < 1:
-                new = {pid for pid in new if not _is_tracker(pid)}
+                new = {pid for pid in new if not processes.is_tracker(pid)}
             processes.tell(new, signum)
             told |= dict.fromkeys(new, signum)
             await asyncio.sleep(_POLL_S)
@@ -272,10 +272,3 @@ def _reap(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-
-
-def _is_tracker(pid: int) -> bool:
-    try:
-        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
