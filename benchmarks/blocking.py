@@ -31,7 +31,7 @@ FLAGS: Final = (
 ARMS: Final = (STOCK, TUNED, "sequential", "parallel", "priority", SLO)
 QUICK_ARMS: Final = (STOCK, "parallel", SLO)
 
-LONG_TOKENS: Final = (9 * STEP_TOKENS, 24)
+LONG_TOKENS: Final = (12 * STEP_TOKENS, 24)
 LONG_AT_S: Final = 4.0
 SHORTS: Final = LengthClass(SHORT, 1.0, (30, 60), (20, 28))
 SHORT_RATE_PER_S: Final = 1.0
@@ -49,7 +49,7 @@ class Plan:
     contention_s: float
 
 
-PLAN: Final = Plan(contention=3, lone=5, saturated=2, contention_s=30.0)
+PLAN: Final = Plan(contention=3, lone=5, saturated=2, contention_s=36.0)
 QUICK_PLAN: Final = Plan(contention=1, lone=1, saturated=1, contention_s=24.0)
 
 
