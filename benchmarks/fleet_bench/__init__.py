@@ -1,0 +1,1 @@
+"""Fleets of real engines under traffic, for `benchmarks/fleet.py`."""

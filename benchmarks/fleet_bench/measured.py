@@ -1,0 +1,137 @@
+"""What `benchmarks/fleet.py` measures, and its targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fleet_bench.traffic import Answer
+from headway.bench import report
+from headway.bench.report import Goal
+from headway.bench.spread import Spread, spread
+
+START_RATIO: Final = 1.1
+AROUND_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Seconds to a first token: of `make serve`, and of its engines by themselves."""
+
+    serve_s: float
+    engines_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One process of an engine killed under traffic.
+
+    around_s: until the router sent it nothing more. Requests: in the time from SETTLE_S before
+    until the engine was back.
+    """
+
+    part: str
+    engine: str
+    around_s: float | None
+    requests: int
+    unserved: int
+    cut: int
+    slowest_first_byte_s: float
+    back_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rolling:
+    """A pool restarted under traffic. failed: unserved or cut; refused: with Retry-After."""
+
+    replicas: int
+    took_s: float
+    requests: int
+    failed: int
+    refused: int
+    slowest_first_byte_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """One fleet's end. by: what ended it; left: its processes that outlived it."""
+
+    by: str
+    left: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything."""
+
+    starts: list[Start]
+    kills: list[Kill]
+    rolls: list[Rolling]
+    endings: list[Ending]
+
+
+def slowest(answers: Sequence[Answer]) -> float:
+    """The longest wait for a first byte, seconds."""
+    return max((each.first_s - each.sent_s for each in answers if each.first_s), default=0.0)
+
+
+def goals(found: Measured) -> list[Goal]:
+    """The issue's targets."""
+
+    def at_most(name: str, bound: float, measured: Spread | None) -> Goal:
+        return Goal(name, bound, at_most=True, measured=measured)
+
+    of_two = [each for each in found.rolls if each.replicas > 1]
+    of_one = [each for each in found.rolls if each.replicas == 1]
+    return [
+        at_most(
+            "second make serve to a first token / its engines by themselves",
+            START_RATIO,
+            spread([each.serve_s / each.engines_s for each in found.starts]),
+        ),
+        at_most(
+            "engine killed: requests failed that hadn't got a byte",
+            0.0,
+            worst([float(each.unserved) for each in found.kills]),
+        ),
+        at_most(
+            "engine killed: until routed around, s, slowest",
+            AROUND_S,
+            worst([each.around_s for each in found.kills]),
+        ),
+        at_most(
+            "rolling restart, pool of two: failed or refused",
+            0.0,
+            worst([float(each.failed + each.refused) for each in of_two]),
+        ),
+        at_most(
+            "rolling restart, pool of one: cut or refused without Retry-After",
+            0.0,
+            worst([float(each.failed) for each in of_one]),
+        ),
+        at_most(
+            "processes left after an end", 0.0, worst([float(each.left) for each in found.endings])
+        ),
+    ]
+
+
+def worst(values: Sequence[float | None]) -> Spread | None:
+    """The largest as the value; None if one is missing, as it may have been the largest."""
+    if None in values or not values:
+        return None
+    known = [value for value in values if value is not None]
+    return Spread(max(known), min(known), max(known))
+
+
+def tables(found: Measured) -> str:
+    """All that was seen, a row each."""
+    parts = [
+        (found.starts, Start),
+        (found.kills, Kill),
+        (found.rolls, Rolling),
+        (found.endings, Ending),
+    ]
+    made = []
+    for rows, kind in parts:
+        names = list(kind.__dataclass_fields__)
+        made.append(report.table(names, [[getattr(row, n) for n in names] for row in rows]))
+    return "\n\n".join(made)
