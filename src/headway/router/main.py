@@ -13,6 +13,7 @@ import uvloop
 
 from headway import config as settings
 from headway.core.errors import HeadwayError
+from headway.router import turns
 from headway.router.admin import Admin
 from headway.router.app import App
 from headway.router.downstream import ClientLimits, Server, serve
@@ -46,6 +47,7 @@ def run(
     start.
     """
     _allow_files(config.router.max_concurrent, say)
+    turns.shorten()
     log = Log(sys.stdout.buffer)
     try:
         return uvloop.run(_Run(config, read, say, log).until_stopped())
