@@ -22,7 +22,7 @@ help: ## show this
 serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, start a fleet
 	@exec $(VENV)/headway up $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-test: .venv/.ready-cpu .venv/.ready-dev ## run all tests, those with real engines too
+test: .venv/.ready-cpu .venv/.ready-dev .venv/.ready-ray ## run all tests, those with real engines too
 	$(VENV)/python -m pytest $(ARGS)
 
 check: .venv/.ready-dev ## lint, formatting, types, import contracts

@@ -1,8 +1,9 @@
-"""`python scripts/install.py cpu|dev`: fill .venv from requirements/, once.
+"""`python scripts/install.py cpu|dev|ray`: fill .venv from requirements/, once.
 
 cpu: vLLM's CPU build and what the bundled model needs, about 3.5 GB. dev: the test and lint tools.
-Both install headway itself, editable. Versions are pinned and installed without resolving, so that
-every machine gets the same set.
+Both install headway itself, editable. ray: Ray, into .venv/ray and so out of the way of vLLM, which
+would import it in every process; tests of Ray clusters look there. Versions are pinned and
+installed without resolving, so that every machine gets the same set.
 
 A run that is interrupted leaves a mark, and the next one starts with an empty environment;
 what was downloaded comes from pip's cache. A finished run leaves `.venv/.ready-KIND`.
@@ -85,6 +86,12 @@ def install(kind: str) -> None:
         say("1/3 installing PyTorch for CPUs")
         install_torch(lock)
         say("2/3 installing vLLM and the rest of requirements/cpu.lock (minutes the first time)")
+    if kind == "ray":
+        shutil.rmtree(VENV / "ray", ignore_errors=True)
+        aside = ["--target", str(VENV / "ray")]
+        pip_or_raise([*aside, "-r", str(lock)], f"installing {lock.name}")
+        _mark().rename(ready)
+        return
     pip_or_raise(["-r", str(lock)], f"installing {lock.name}")
     say("3/3 installing headway" if kind == "cpu" else "installing headway")
     pip_or_raise(["--no-build-isolation", "-e", str(ROOT)], "installing headway")
@@ -166,6 +173,6 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["cpu"], ["dev"]):
-        sys.exit("usage: python scripts/install.py cpu|dev")
+    if sys.argv[1:] not in (["cpu"], ["dev"], ["ray"]):
+        sys.exit("usage: python scripts/install.py cpu|dev|ray")
     sys.exit(main(sys.argv[1]))

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-INSTALL_BYTES = {"cpu": 6_000_000_000, "dev": 500_000_000}
+INSTALL_BYTES = {"cpu": 6_000_000_000, "dev": 500_000_000, "ray": 500_000_000}
 """Free disk space that an installation needs, by kind."""
 MIN_PYTHON = (3, 11)
 MIN_GLIBC = (2, 28)
@@ -57,7 +57,7 @@ def this_machine(directory: Path) -> Machine:
 
 
 def problems(machine: Machine, kind: str) -> list[str]:
-    """What keeps `machine` from an installation of `kind` ("cpu" or "dev"), a line each."""
+    """What keeps `machine` from an installation of `kind` ("cpu", "dev" or "ray"), a line each."""
     found = []
     if machine.python < MIN_PYTHON:
         found.append(

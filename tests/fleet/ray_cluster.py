@@ -1,6 +1,7 @@
 """A Ray cluster whose nodes are all on this machine, each with a loopback address of its own."""
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -9,10 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from headway.engine import processes
 
 from .running import WAIT_S, eventually, lives
 
+ASIDE = Path(__file__).resolve().parents[2] / ".venv" / "ray"
+"""Where `make test` puts Ray: beside vLLM, each engine of every other test would import it."""
 HEAD = "127.0.0.2"
 OTHER = "127.0.0.3"
 _SETTINGS = (
@@ -27,6 +32,19 @@ ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
 while sum(node["Alive"] for node in ray.nodes()) != int(sys.argv[2]):
     time.sleep(0.1)
 """
+
+
+def installed():
+    return ASIDE.is_dir() or importlib.util.find_spec("ray") is not None
+
+
+@contextlib.contextmanager
+def at_hand():
+    """Processes started in the block find Ray."""
+    with pytest.MonkeyPatch.context() as patch:
+        if ASIDE.is_dir():
+            patch.setenv("PYTHONPATH", str(ASIDE), prepend=os.pathsep)
+        yield
 
 
 class Node:

@@ -13,26 +13,29 @@ import pytest
 
 from headway.engine import processes
 
-from .ray_cluster import HEAD, OTHER, Cluster
+from .ray_cluster import HEAD, OTHER, Cluster, at_hand, installed
 from .running import Fleet, Traffic, eventually, free_port, lives
 
 pytest.importorskip("uvloop", reason="the router runs on it")
-pytest.importorskip("ray", reason="an extra")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not installed(), reason="Ray is an extra; make test installs it"),
+]
 TWO = {"all": ["both", 2]}
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    # Ray fills the node that has least left: of two engines one lands on each.
-    made = Cluster(free_port(), cpus=2)
-    made.add(OTHER, cpus=1)
-    try:
-        made.until_up()
-        yield made
-    finally:
-        made.end()
+    with at_hand():
+        # Ray fills the node that has least left: of two engines one lands on each.
+        made = Cluster(free_port(), cpus=2)
+        try:
+            made.add(OTHER, cpus=1)
+            made.until_up()
+            yield made
+        finally:
+            made.end()
 
 
 @pytest.fixture

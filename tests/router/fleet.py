@@ -188,7 +188,9 @@ class Fleet:
         # A prefill answer that met the client's leaving on its way was an abort to the router.
         legs = [seen for stub in self.stubs for seen in stub.seen if seen.leg == "prefill"]
         unheard = counts["aborted"] - sum(seen.end == "cut" for seen in legs)
-        known = counts["stranded"] + counts["expired"] + max(0, unheard)
+        # And one that the router gave up may have been finished by the engine all the same.
+        given_up = counts["stranded"] + counts["expired"] + counts["failed"]
+        known = given_up + max(0, unheard)
         assert len(self.oracle.left) <= known, (self.oracle.state, counts)
 
 

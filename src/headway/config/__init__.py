@@ -179,6 +179,8 @@ def _built(
     keys = _key_ring(router.keys, problems, open_files=open_files)
     if open_files and router.tls:
         check_tls(router.tls, problems)
+    if open_files and router.tokenizer and not router.tokenizer.is_file():
+        problems.add(("router", "tokenizer"), f"{router.tokenizer} is not a file")
     problems.finish()
     tls = (router.tls.cert, router.tls.key) if router.tls else ()
     return Config(
@@ -186,7 +188,7 @@ def _built(
         pools=tuple(pool for _, pool in pools),
         fleet=fleet,
         keys=keys,
-        files=tuple(path for path in (router.keys.file, *tls) if path),
+        files=tuple(path for path in (router.keys.file, *tls, router.tokenizer) if path),
         source=source,
     )
 
@@ -206,7 +208,8 @@ def _placed(router: Router, folder: pathlib.Path) -> Router:
         tls = dataclasses.replace(tls, cert=folder / tls.cert, key=folder / tls.key)
     if keys.file:
         keys = dataclasses.replace(keys, file=folder / keys.file)
-    return dataclasses.replace(router, tls=tls, keys=keys)
+    tokenizer = folder / router.tokenizer if router.tokenizer else None
+    return dataclasses.replace(router, tls=tls, keys=keys, tokenizer=tokenizer)
 
 
 def _model(model: str | None, folder: pathlib.Path) -> str | None:

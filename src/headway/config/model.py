@@ -144,6 +144,11 @@ class Router:
     long_prompt_tokens: Annotated[
         int, _TOKENS, "a prompt with more uncached tokens counts as long in metrics and reasons"
     ] = LONG_PREFILL_TOKENS
+    tokenizer: Annotated[
+        pathlib.Path | None,
+        FilePath(),
+        "a tokenizer.json that prompts are counted with; not set: estimated from their bytes",
+    ] = None
     seed: Annotated[
         int | None,
         Whole(0, 2**63 - 1),

@@ -82,6 +82,8 @@ class App:
         try:
             body = await request.body(service.config.router.max_body_bytes)
             parsed = parse(path, body)
+            if service.tokens is not None:
+                parsed = await service.tokens.measured(parsed)
         except BodyError as error:
             record.refuse(
                 error.status, error.message, "bad body", param=error.param, code=error.code

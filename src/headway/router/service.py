@@ -28,6 +28,7 @@ from headway.router.http1 import Headers
 from headway.router.metrics import Metrics
 from headway.router.request import ClientRequest
 from headway.router.state import Engine, Pool
+from headway.router.tokens import TokenCounter
 from headway.router.upstream import Timeouts, UpstreamError, UpstreamPool
 
 RELEASE_TIMEOUTS: Final = Timeouts(2.0, 5.0, 5.0, 10.0)
@@ -53,6 +54,7 @@ class Service:
         self.log = log
         self.metrics = Metrics()
         self.lengths = LengthEstimator()
+        self.tokens: TokenCounter | None = None
         self.prefixes = PrefixMap()
         self.random = random.Random(config.router.seed)
         self.ceiling = Ceiling(config.router.max_concurrent)
@@ -68,10 +70,17 @@ class Service:
     def apply(self, config: settings.Config) -> None:
         """Use these settings from now on. Engines that stay keep their work and their health.
 
-        Raises SettingError for an engine key that can't be used; nothing has changed then.
+        Raises SettingError for an engine key or a tokenizer that can't be used; nothing has changed
+        then.
         """
         router = config.router
         engine_key = settings.engine_key(router.keys.engine_key_env, os.environ)
+        tokens = TokenCounter(router.tokenizer) if router.tokenizer else None
+        if self.tokens is not None:
+            self.tokens.close()
+        if (tokens is None) != (self.tokens is None):
+            self.lengths = LengthEstimator()  # what was learned counts in another unit
+        self.tokens = tokens
         self.config = config
         self.engine_key = engine_key
         self.strategy = STRATEGY_BY_NAME[router.strategy]()
@@ -141,6 +150,8 @@ class Service:
     async def stop(self) -> None:
         """Stop watching, close connections at rest. Releases under way may end."""
         self._watching = False
+        if self.tokens is not None:
+            self.tokens.close()
         checks = list(self._checks.values())
         self._checks.clear()
         for check in checks:
