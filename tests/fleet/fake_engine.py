@@ -8,7 +8,8 @@ mute: /health isn't answered. stuck: nothing moves, and requests aren't answered
 stubborn: SIGTERM is ignored. answer_s: of a completion; of one that is streamed, after its first
 piece.
 
-It listens on FAKE_HOST, where that is set, and then says so.
+It listens on FAKE_HOST, where that is set, and then says so; with FAKE_SPREAD what it sees of GPUs
+too.
 
 Every process adds a line with its pid to HOME/pids.
 """
@@ -140,6 +141,9 @@ def main():
     sign("server")
     if "FAKE_HOST" in os.environ:
         print(f"it listens on {HOST}:{PORT}", flush=True)  # noqa: T201  its log
+    if "FAKE_SPREAD" in os.environ:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+        print("spread, sees", "no" if hidden else "all", "GPUs", flush=True)  # noqa: T201  its log
     asked = wants()
     server = Server((HOST, PORT), Handler, bind_and_activate=False)
     server.server_bind()

@@ -1,7 +1,8 @@
 """A supervisor with fake engines: `fleet_process.py HOME SPEC`, as `headway up` would run it.
 
-SPEC is JSON: pools (name to [role, count]), and what is to differ from FleetSpec and Making; with
-`ray_address` engines run there. Each line it says goes to standard output.
+SPEC is JSON: pools (name to [role, count], or [role, count, size]), and what is to differ from
+FleetSpec and Making; with `ray_address` engines run there. Each line it says goes to standard
+output.
 """
 
 import dataclasses
@@ -26,9 +27,16 @@ def described():
     return json.loads(Path(sys.argv[2]).read_text())
 
 
-def engines_of(pool, role, count):
+def engines_of(pool, role, count, size=1):
     return tuple(
-        EngineSpec(name=f"{pool}-{n}", pool=pool, role=role, model="m", devices=devices_of(n))
+        EngineSpec(
+            name=f"{pool}-{n}",
+            pool=pool,
+            role=role,
+            model="m",
+            devices=devices_of(n),
+            tensor_parallel_size=size,
+        )
         for n in range(count)
     )
 
@@ -77,6 +85,8 @@ def router_text(config, addresses):
 def command(engine, address):
     argv = (sys.executable, str(FAKE), str(HERE), engine.name, str(address.port))
     host = {"FAKE_HOST": address.host} if described().get("ray_address") else {}
+    if address.spread:
+        host["FAKE_SPREAD"] = "1"
     return EngineCommand(
         argv=argv,
         env={**os.environ, **host},
@@ -109,7 +119,7 @@ def main():
         cores=(0, 1),
         gpus=(),
         memory_gib=described().get("memory_gib", 64.0),
-        cpu=True,
+        cpu=described().get("cpu", True),
         fast_bf16=True,
     )
     making = Making(

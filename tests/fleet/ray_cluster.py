@@ -89,6 +89,7 @@ class Cluster:
         self._start(
             HEAD,
             f"--num-cpus={cpus}",
+            "--num-gpus=1",  # nobody looks whether it has one
             "--head",
             f"--port={port}",
             "--include-dashboard=false",
@@ -103,7 +104,7 @@ class Cluster:
     def add(self, host, cpus):
         """A node, once those that are there are up; a node gives up soon without a head."""
         self.until_up()
-        self._start(host, f"--num-cpus={cpus}", f"--address={self.address}")
+        self._start(host, f"--num-cpus={cpus}", "--num-gpus=1", f"--address={self.address}")
 
     def until_up(self):
         """All its nodes know one another."""

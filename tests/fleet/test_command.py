@@ -34,6 +34,15 @@ def test_it_listens_where_it_is_told():
     assert (value(found, "--host"), value(found, "--port")) == ("127.0.0.1", "8100")
 
 
+def test_an_engine_on_several_nodes_is_left_to_vllms_ray_executor():
+    address = Address(host="10.0.0.5", port=8100, side_port=5600, spread=True)
+    spec = engine(devices=(), tensor_parallel_size=8)
+    found = engine_command(spec, address, GPU, "org/m", {})
+    assert value(found, "--distributed-executor-backend") == "ray"
+    assert found.env["VLLM_HOST_IP"] == "10.0.0.5"
+    assert "--distributed-executor-backend" not in command().argv
+
+
 def test_an_address_of_ipv6_is_a_url_too():
     assert Address(host="::1", port=1, side_port=2).url == "http://[::1]:1"
 

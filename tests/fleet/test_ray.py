@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway.engine import processes
+from headway.fleet.model import EngineSpec
 
 from .ray_cluster import HEAD, OTHER, Cluster, at_hand, installed
 from .running import Fleet, Traffic, eventually, free_port, lives
@@ -142,12 +143,50 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(fleet):
     answered_by(running, "all-0")
 
 
+def test_an_engine_larger_than_any_node_starts_and_is_left_to_vllms_executor(fleet):
+    """Each node pretends to have one GPU."""
+    running = fleet({"one": ["both", 1], "two": ["both", 1, 2]}, cpu=False)
+    answered_by(running, "two-0")
+    assert "spread, sees all GPUs" in log_of(running, "two-0")
+    assert "spread" not in log_of(running, "one-0")
+
+
 def test_what_is_set_here_for_engines_goes_with_them():
     from headway.fleet.ray_placement import carried
 
     here = {"PATH": "/bin", "VLLM_API_KEY": "k", "HF_TOKEN": "t", "A": "1"}
     env = {**here, "A": "2", "B": "3"}
     assert carried(env, here) == {"VLLM_API_KEY": "k", "HF_TOKEN": "t", "A": "2", "B": "3"}
+
+
+@pytest.mark.parametrize(
+    ("size", "flags", "gpus", "start"),
+    [
+        (2, (), {"a": 2, "b": 1}, None),
+        (3, (), {"a": 2, "b": 1}, "a"),
+        (1, ("--distributed-executor-backend=ray",), {"a": 1, "b": 2}, "b"),
+        (2, ("--distributed-executor-backend", "mp"), {"a": 2}, None),
+        (2, (), {"a": 0}, None),
+        (2, (), {}, None),
+    ],
+)
+def test_an_engine_is_spread_only_where_no_node_has_its_gpus_or_it_is_asked(
+    size, flags, gpus, start
+):
+    from headway.fleet.ray_placement import too_small
+
+    spec = EngineSpec(
+        name="e-0",
+        pool="e",
+        role="both",
+        model="m",
+        devices=(),
+        tensor_parallel_size=size,
+        flags=flags,
+    )
+    nodes = [{"NodeID": n, "Alive": True, "Resources": {"GPU": g}} for n, g in gpus.items()]
+    dead = {"NodeID": "dead", "Alive": False, "Resources": {"GPU": 8}}
+    assert too_small(spec, [*nodes, dead]) == start
 
 
 def test_without_a_cluster_the_fleet_says_so(tmp_path, monkeypatch):

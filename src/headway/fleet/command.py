@@ -95,6 +95,8 @@ def _flags(engine: EngineSpec, address: Address, machine: Machine) -> tuple[str,
         chosen["--tensor-parallel-size"] = engine.tensor_parallel_size
     if engine.pipeline_parallel_size > 1:
         chosen["--pipeline-parallel-size"] = engine.pipeline_parallel_size
+    if address.spread:
+        chosen[flags.EXECUTOR] = "ray"
     if engine.max_model_len is not None:
         chosen["--max-model-len"] = engine.max_model_len
     if engine.kv_memory_gib is not None:
@@ -135,6 +137,8 @@ def _environment(engine: EngineSpec, address: Address, machine: Machine) -> dict
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(map(str, engine.devices)),
         }
+    if address.spread:
+        chosen["VLLM_HOST_IP"] = address.host  # as Ray knows the node
     if transfers(engine):
         chosen["VLLM_NIXL_SIDE_CHANNEL_HOST"] = address.host
         chosen["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(address.side_port)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 KV_TRANSFER: Final = "--kv-transfer-config"
+EXECUTOR: Final = "--distributed-executor-backend"
 _SHORT: Final[Mapping[str, str]] = {
     "-q": "--quantization",
     "-sc": "--speculative-config",

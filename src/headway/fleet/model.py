@@ -54,11 +54,13 @@ class Address:
         host: Its host.
         port: Its HTTP server's port.
         side_port: The port of its KV connector's side channel.
+        spread: Its GPUs are on several nodes: vLLM's own Ray executor finds and uses them.
     """
 
     host: str
     port: int
     side_port: int
+    spread: bool = False
 
     @property
     def url(self) -> str:

@@ -16,10 +16,13 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util import get_node_ip_address, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from headway.engine.command import EngineCommand
-from headway.fleet import ports
+from headway.fleet import flags, ports
 from headway.fleet.actor import Actor
 from headway.fleet.agent import LOST
 from headway.fleet.command import threads
@@ -34,6 +37,8 @@ _KNOCK_S: Final = 5.0
 _AGAIN_S: Final = 0.5
 _CALLS: Final = 4
 """Of an actor at a time: one waits for news."""
+_KEEPS_GPUS: Final = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
+"""An actor without GPUs of its own doesn't hide its node's."""
 _CARRIED: Final = ("VLLM_", "HF_")
 """Settings that a user makes where the supervisor runs, and means for engines anywhere."""
 
@@ -98,6 +103,7 @@ class RayPlace:
         self.actor: Any = None
         self._group: Any = None
         self._needs: dict[str, int] = {}
+        self._spread = False
         self._given_up = asyncio.Event()
 
     def engine(self) -> Engine:
@@ -118,7 +124,12 @@ class RayPlace:
         self.leave()
         self._needs = needs
         try:
-            self._ask_for_room()
+            largest = None if self._cpu else too_small(spec, ray.nodes())
+            self._spread = largest is not None
+            if largest is None:
+                self._ask_for_room()
+            else:
+                self._join(largest)
             await self._settle()
         except RayError as error:
             self.leave()
@@ -130,16 +141,22 @@ class RayPlace:
     def _ask_for_room(self) -> None:
         # A bundle is on one node as a whole, and so is what is packed strictly.
         self._group = placement_group([self._needs], strategy="STRICT_PACK")
-        self.actor = (
-            ray.remote(Actor)
-            .options(
-                num_cpus=self._needs.get("CPU", 0),
-                num_gpus=self._needs.get("GPU", 0),
-                max_concurrency=_CALLS,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
-            )
-            .remote(get_node_ip_address)
+        self.actor = self._actor(
+            num_cpus=self._needs.get("CPU", 0),
+            num_gpus=self._needs.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
         )
+
+    def _join(self, node: str) -> None:
+        """Run on this node, if it lives, without GPUs of its own: vLLM asks Ray for them."""
+        strategy = NodeAffinitySchedulingStrategy(node, soft=True)
+        self.actor = self._actor(
+            num_cpus=0, num_gpus=0, scheduling_strategy=strategy, runtime_env=_KEEPS_GPUS
+        )
+
+    def _actor(self, **options: Any) -> Any:
+        made = ray.remote(Actor).options(max_concurrency=_CALLS, **options)
+        return made.remote(get_node_ip_address)
 
     async def _settle(self) -> None:
         """Take the address of the actor, once it is there."""
@@ -156,7 +173,7 @@ class RayPlace:
         finally:
             asked.cancel()
             given_up.cancel()
-        self.address = Address(host=host, port=port, side_port=side_port)
+        self.address = Address(host=host, port=port, side_port=side_port, spread=self._spread)
 
     def leave(self) -> None:
         """Give the node's devices back. What still runs there ends."""
@@ -271,6 +288,25 @@ class RayEngine:
             self._part.set()
         elif "exited" in event:
             self._end(event["exited"])
+
+
+def too_small(spec: EngineSpec, nodes: Collection[Mapping[str, Any]]) -> str | None:
+    """The node to start from where an engine's GPUs must be on several; None if one has enough.
+
+    nodes: as `ray.nodes()` has them. An engine whose flags name Ray's executor spreads too.
+    """
+    gpus = {
+        str(node["NodeID"]): float(node["Resources"].get("GPU", 0))
+        for node in nodes
+        if node["Alive"]
+    }
+    largest = max(gpus, key=lambda node: (gpus[node], node), default=None)
+    ranks = spec.tensor_parallel_size * spec.pipeline_parallel_size
+    asked = flags.given(spec.flags).get(flags.EXECUTOR)
+    wanted = asked is not None and asked.value == "ray"
+    if largest is None or not gpus[largest]:
+        return None  # it waits for a node with GPUs
+    return largest if wanted or ranks > gpus[largest] else None
 
 
 def carried(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:

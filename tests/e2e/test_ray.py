@@ -1,0 +1,66 @@
+"""Real engines on the two nodes of a Ray cluster."""
+
+import signal
+import time
+from urllib.parse import urlsplit
+
+import pytest
+from tests.fleet.ray_cluster import HEAD, OTHER, Cluster, at_hand, installed
+
+from headway.engine import processes
+
+from .conftest import free_port
+from .fleets import FLAGS, UNIFIED, Traffic, command_line, complete, fleet, ids, wait_ready
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not installed(), reason="Ray is an extra; make test installs it"),
+]
+
+
+@pytest.fixture
+def cluster():
+    with at_hand():
+        made = Cluster(free_port(), cpus=2)
+        try:
+            made.add(OTHER, cpus=1)
+            made.until_up()
+            yield made
+        finally:
+            made.end()
+
+
+def test_both_nodes_serve_and_what_ran_on_a_dead_one_comes_back_on_the_other(
+    cluster, tmp_path, tiny_model
+):
+    """Only requests that had their first byte from the dead node fail."""
+    file = tmp_path / "headway.toml"
+    file.write_text(
+        f'[fleet]\nplacement = "ray"\nray_address = "{cluster.address}"\n'
+        f"[router]\nport = {free_port()}\nadmin_port = {free_port()}\n"
+        "[router.health]\ninterval_s = 0.5\npasses = 1\n"
+        + UNIFIED.format(model=tiny_model, flags=FLAGS)
+    )
+    with fleet(tmp_path, str(file)) as running:
+        url = running.until(r"ready: \S+ on (\S+); try")
+        places = {e["name"]: urlsplit(e["url"]) for e in running.engines()}
+        assert {place.hostname for place in places.values()} == {HEAD, OTHER}
+        (lost,) = [name for name, place in places.items() if place.hostname == OTHER]
+        with Traffic(url) as traffic:
+            time.sleep(3)
+            line = f"--port {places[lost].port} "
+            parts = [pid for pid in processes.descendants(1) if line in command_line(pid)]
+            below = [each for pid in parts for each in processes.descendants(pid)]
+            cluster.kill(OTHER, also={*parts, *below})
+            before = traffic.answered
+            time.sleep(4)
+            assert traffic.answered > before
+            wait_ready(running)
+        assert not traffic.unanswered
+        assert traffic.cut <= 3  # one of each client's, at most
+        moved = {e["name"]: urlsplit(e["url"]).hostname for e in running.engines()}
+        assert moved[lost] == HEAD
+        assert complete(url, ids(50))[0].usage.completion_tokens == 4
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(60) == 0
