@@ -169,7 +169,7 @@ def test_limits_that_make_no_sense_are_ignored(drive, value):
 
 def test_a_tight_limit_of_one_client_shortens_the_steps(drive):
     """Whoever arrives next with that limit must not wait for a long step."""
-    driver = drive("slo", budget=8_192)
+    driver = drive("slo", budget=32_768)
     teach(driver.scheduler)
     driver.add(make_request(30_000, 1, arrival_time=driver.clock.time()))
     before = driver.step().total_num_scheduled_tokens

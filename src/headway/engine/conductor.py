@@ -14,7 +14,6 @@ it reads, and puts it back afterwards:
   `running`, counted against the limits and visible as a preemption victim.
 """
 
-import math
 import time
 from typing import Any, Final
 
@@ -168,7 +167,7 @@ class Conductor:
         if seats > 0:
             free_blocks -= self.kv.watermark_blocks + self.kv.reserved_blocks()
         deadlines: list[float] = []
-        if self.policy.budget.uses_deadlines:
+        if self.policy.budget.uses_deadlines and (prefills or seats > 0):
             deadlines = self.tracks.deadlines_s(decodes)
         return Step(
             tokens=tokens,
@@ -367,9 +366,7 @@ class Conductor:
         """Note first tokens of the step just measured."""
         now_s = time.monotonic()
         for request in self.clock.take_completed_prefills():
-            track = self.tracks.get(request.request_id)
-            if track is not None and track.first_token_s == math.inf and request.num_output_tokens:
-                track.first_token_s = now_s
+            self.tracks.got_first_token(request, now_s)
         self.report.tick(now_s, self.queue, self._vllm)
 
 

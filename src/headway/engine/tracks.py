@@ -17,16 +17,18 @@ TPOT_ARGUMENT: Final = "headway_tpot_slo_s"
 
 @dataclass(slots=True)
 class Track:
-    """arrival_s and first_token_s (inf until it came) are monotonic; pace_s is seconds a token.
+    """arrival_s is monotonic; pace_s is seconds a token.
 
     total_tokens: uncached tokens of the whole prompt, as judged on arrival and again at its start.
+    origin_s: its first token's time less the pace of all tokens before that, so that its next one
+        is due at origin_s + (computed tokens) * pace_s; inf until the first token came.
     """
 
     arrival_s: float
     total_tokens: int
     ttft_slo_s: float | None
     pace_s: float
-    first_token_s: float = math.inf
+    origin_s: float = math.inf
     stamp: float = 0.0
     """The request's own arrival time; a session's changes with each piece of input."""
 
@@ -70,12 +72,17 @@ class Tracks:
         """The request has left the engine."""
         self._tracks.pop(request_id, None)
 
+    def got_first_token(self, request: Request, now_s: float) -> None:
+        """The request may have its first token; only the first call counts."""
+        track = self._tracks.get(request.request_id)
+        if track is not None and track.origin_s == math.inf and request.num_output_tokens:
+            track.origin_s = now_s - (request.num_prompt_tokens - 1) * track.pace_s
+
     def deadlines_s(self, decodes: list[Request]) -> list[float]:
         """When each running decode's next token is due; inf for those without a first token."""
         get = self._tracks.get
         return [
-            track.first_token_s
-            + (request.num_computed_tokens - request.num_prompt_tokens + 1) * track.pace_s
+            track.origin_s + request.num_computed_tokens * track.pace_s
             for request in decodes
             if (track := get(request.request_id)) is not None
         ]

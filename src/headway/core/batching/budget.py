@@ -15,6 +15,10 @@ arrives waits for the running step to end. While few arrive and nothing decodes,
 may be longer, as fewer of them waste less on each step's fixed cost."""
 GAP_SHARE: Final = 0.2
 """How long a step may be of the time between two arrivals, within those shares."""
+IDLE_GAP_SHARE: Final = 0.05
+IDLE_RESPONSIVE_SHARE: Final = 2.0
+"""Where hardly anyone arrives, a step may be as long as this share of the gap, up to this many
+TTFT limits: one arrival in twenty meets it, and a prompt alone runs nearly as with stock vLLM."""
 STALL_LIMIT: Final = 3.0
 """No running decode waits longer for a token than this many TPOT limits."""
 PACE: Final = 0.96
@@ -101,7 +105,10 @@ class DeadlineBudget:
         limit_s, reason = shortest_s, "responsive"
         stretched_s, later_s = STRETCH * shortest_s, 0.0
         if not step.decodes:
-            quiet_s = min(GAP_SHARE * gap_s, QUIET_RESPONSIVE_SHARE * ttft_limit_s)
+            quiet_s = max(
+                min(GAP_SHARE * gap_s, QUIET_RESPONSIVE_SHARE * ttft_limit_s),
+                min(IDLE_GAP_SHARE * gap_s, IDLE_RESPONSIVE_SHARE * ttft_limit_s),
+            )
             limit_s = max(shortest_s, quiet_s)
             stretched_s = max(stretched_s, quiet_s)
         else:

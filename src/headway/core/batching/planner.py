@@ -125,7 +125,8 @@ class StepPlanner:
 
     def _continue(self, prompt: Prompt) -> None:
         """Give an admitted prompt its next chunk."""
-        tokens = self._spend(prompt.tokens, prompt.context_tokens, unsplit=prompt.unsplit)
+        tokens = self._fit(prompt.tokens, prompt.context_tokens, unsplit=prompt.unsplit)
+        self._spend(tokens, prompt.tokens, prompt.context_tokens)
         if tokens == prompt.tokens and not prompt.unsplit:  # vLLM may cut it at an image
             self._occupancy.leave(prompt.tokens)
             self._hurry(prompt)
@@ -150,7 +151,7 @@ class StepPlanner:
             if seen.tokens != prompt.tokens:
                 self._backlog.add(_judged(prompt, seen), self._now_s)
             return
-        self._spend(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
+        self._spend(planned, seen.tokens, seen.context_tokens)
         self._backlog.discard(prompt.id)
         self._yielding_started |= self._order.yielding(prompt, self._now_s)
         if planned < seen.tokens or not seen.exact:
@@ -193,8 +194,8 @@ class StepPlanner:
         by_time = self._model.largest_chunk(seconds, context_tokens, at_most)
         return max(by_time, min(at_most, self._floor))
 
-    def _spend(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
-        chunk = self._fit(tokens, context_tokens, unsplit=unsplit)
+    def _spend(self, chunk: int, tokens: int, context_tokens: int) -> None:
+        """Take a chunk of a prompt of `tokens` from what is left."""
         self._spent += chunk
         uncut = chunk in {0, tokens, self._step.chunk_tokens}
         self._tokens = self._tokens - chunk if uncut else 0
@@ -202,7 +203,6 @@ class StepPlanner:
         seconds = self._model.chunk_s(chunk, context_tokens)
         self._seconds -= seconds
         self._stretch_s -= seconds
-        return chunk
 
     def _hurry(self, prompt: Prompt) -> None:
         """A prompt gets its first token from this step: end the step before that is due."""

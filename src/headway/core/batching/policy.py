@@ -1,7 +1,6 @@
 """A batching policy: caps, an order and a budget make the plan of a step."""
 
 import math
-from collections import deque
 from dataclasses import replace
 from typing import Final
 
@@ -49,7 +48,7 @@ class Policy:
         self._waits = 0
         self._tight_limit_s = settings.ttft_slo_s
         self._tight_until_s = -math.inf
-        self._arrivals_s = deque([-math.inf] * 3, maxlen=3)
+        self._arrivals_s = [-math.inf] * 3
 
     def pace_s(self, tpot_slo_s: float | None) -> float:
         """Seconds a token that decodes are paced to, for the client's own limit or the engine's."""
@@ -61,8 +60,8 @@ class Policy:
         if limit_s is not None and limit_s < self._smallest_ttft_limit_s(now_s):
             self._tight_limit_s = limit_s
             self._tight_until_s = now_s + TIGHT_LIMIT_MEMORY_S
-        if prompt.arrival_s > self._arrivals_s[-1]:
-            self._arrivals_s.append(prompt.arrival_s)
+        if prompt.arrival_s > self._arrivals_s[0] and prompt.arrival_s not in self._arrivals_s:
+            self._arrivals_s = sorted((*self._arrivals_s[1:], prompt.arrival_s))
         self.backlog.add(prompt, now_s)
 
     def discard(self, prompt_id: str) -> None:
@@ -102,7 +101,7 @@ class Policy:
         return plan
 
     def _gap_s(self, now_s: float) -> float:
-        """Time between two arrivals, from the last three; the latest alone says nothing."""
+        """Time between two arrivals, from the three latest; the last alone says nothing."""
         third_s, second_s, _ = self._arrivals_s
         return min(now_s - second_s, (now_s - third_s) / 2)
 
