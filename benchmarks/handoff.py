@@ -45,7 +45,7 @@ FLAGS: Final = (
     *("--enforce-eager", "--disable-uvicorn-access-log"),
     *nixl.WITH_CONNECTOR,
 )
-RATE_PER_S: Final = 1.0
+RATE_PER_S: Final = 0.6
 DURATION_S: Final = 90.0
 QUICK_S: Final = 30.0
 REPEATS: Final = 3
