@@ -126,6 +126,15 @@ def command_line(pid: int) -> str:
     return ""
 
 
+def cores_below(pid: int) -> set[int]:
+    """Every core that a thread of the processes below may run on."""
+    found: set[int] = set()
+    for each in processes.descendants(pid):
+        for thread in Path(f"/proc/{each}/task").iterdir():
+            found |= os.sched_getaffinity(int(thread.name))
+    return found
+
+
 @contextlib.contextmanager
 def fleet(folder: Path, *words: str):
     running = Fleet(folder, *words)

@@ -8,7 +8,18 @@ import urllib.request
 
 import pytest
 
-from .fleets import GONE_S, UNIFIED, Fleet, Traffic, complete, fleet, ids, wait_ready, written
+from .fleets import (
+    GONE_S,
+    UNIFIED,
+    Fleet,
+    Traffic,
+    complete,
+    cores_below,
+    fleet,
+    ids,
+    wait_ready,
+    written,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -55,6 +66,8 @@ def test_without_a_file_a_pair_serves_the_bundled_model_to_its_full_context(tmp_
         assert answer.usage.completion_tokens == 4
         assert route.startswith('disaggregated; reason="split"')
         assert set(running.states().values()) == {"ready"}
+        for engine in running.engines():
+            assert cores_below(engine["pid"]) <= set(engine["devices"])
         running.says("down")
         assert running.process.wait(GONE_S) == 0
         running.gone()

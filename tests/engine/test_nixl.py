@@ -48,6 +48,18 @@ def test_a_nixl_without_the_setting_is_left_alone():
     assert bindings.nixlAgentConfig is object
 
 
+def test_a_platform_names_no_cores_for_transfers():
+    class Platform:
+        @classmethod
+        def discover_numa_topology(cls):
+            return [[7]]
+
+    nixl.stay(Platform())
+    assert Platform.discover_numa_topology() == Platform().discover_numa_topology() == []
+    with pytest.raises(AttributeError):
+        nixl.stay(object())
+
+
 PRINTS = """
 import sys
 from vllm.plugins import load_general_plugins
@@ -58,11 +70,15 @@ if loaded:
     config = sys.modules["nixl._api"].nixlBind.nixlAgentConfig()
     config.pthrDelay = 0
     delay = config.pthrDelay
-print("\\n", loaded, delay)
+from vllm.platforms import current_platform
+named = current_platform.discover_numa_topology() != []
+print("\\n", loaded, delay, named)
 """
 
 
-@pytest.mark.parametrize(("value", "says"), [("1000", "True 1000"), (None, "False None")])
+@pytest.mark.parametrize(
+    ("value", "says"), [("1000", "True 1000 False"), (None, "False None True")]
+)
 def test_vllm_loads_it_and_real_nixl_obeys(monkeypatch, value, says):
     monkeypatch.delenv(nixl.WAIT_VARIABLE, raising=False)
     if value is not None:

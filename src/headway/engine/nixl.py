@@ -1,9 +1,13 @@
-"""A NIXL that waits instead of spinning, where a core is too much for it.
+"""NIXL on CPUs: its thread waits instead of spinning, and computing stays where it belongs.
 
 NIXL's progress thread waits for events no longer than the agent's `pthrDelay`, which its Python
 API sets to 0: one thread of every worker spins. Beside a GPU that costs one of many cores; an
 engine that computes on one CPU core loses half of it. The thread wakes for events in any case,
 so a longer wait costs no latency.
+
+On CPUs vLLM's NIXL connector also binds the thread that sets it up to the last core of each NUMA
+node, to keep transfers apart from computing. It is the thread that computes: the workers of all
+engines of a machine would share that core, whatever cores they were given.
 
 vLLM loads this as a plugin (`vllm.general_plugins`) in each of its processes. It does nothing
 unless `WAIT_VARIABLE` is set, as `headway serve` does for engines on CPUs.
@@ -33,8 +37,17 @@ def register() -> None:
     try:
         bindings = importlib.import_module("nixl._api").nixlBind
         patient(bindings, int(wait))
+        stay(importlib.import_module("vllm.platforms").current_platform)
     except (ImportError, AttributeError) as error:
-        _log.warning("NIXL's progress thread will use a core of its own: %s", error)
+        _log.warning("NIXL will take a core, or computing will change its core: %s", error)
+
+
+def stay(platform: Any) -> None:
+    """Let a platform name no cores for KV transfer. Raises AttributeError if it can't name any."""
+    kind = type(platform)
+    if not hasattr(kind, "discover_numa_topology"):
+        raise AttributeError(f"{kind.__name__} has no discover_numa_topology")
+    kind.discover_numa_topology = staticmethod(list)  # no NUMA node has a core to spare
 
 
 def patient(bindings: Any, wait_us: int) -> None:

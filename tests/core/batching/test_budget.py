@@ -18,6 +18,11 @@ BUDGET = DeadlineBudget(MODEL, parse({"tpot_slo_s": TPOT_S}, MAX_MODEL_LEN))
 BASE_S = MODEL.predict(StepShape(decodes=4, decode_context_tokens=1_000))
 
 
+def alone_s(decodes):
+    """What a step of so many decodes takes without prefill."""
+    return MODEL.predict(StepShape(decodes=decodes, decode_context_tokens=250 * decodes))
+
+
 def step(deadlines=(), tokens=100_000):
     decodes = len(deadlines)
     return Step(
@@ -56,7 +61,17 @@ def test_no_stall_is_longer_than_a_few_tpot_limits(ahead):
 )
 def test_whoever_arrives_waits_for_a_short_step(ahead, ttft_limit_s):
     """With decodes or without, no step is longer than a share of the smallest TTFT limit."""
-    assert limit_s(*ahead, ttft_limit_s=ttft_limit_s) <= rules.RESPONSIVE_SHARE * ttft_limit_s
+    least_s = rules.LEAST_STEP * alone_s(len(ahead))
+    longest_s = max(least_s, rules.RESPONSIVE_SHARE * ttft_limit_s)
+    assert limit_s(*ahead, ttft_limit_s=ttft_limit_s) <= longest_s
+
+
+@given(st.integers(0, 64), st.floats(1e-3, 30))
+def test_prefill_moves_on_an_engine_that_is_slow_for_its_limit(decodes, ttft_limit_s):
+    """Unless decodes are due, a part of every step is prefill, however short it should be."""
+    allowed = BUDGET.allow(step([60.0] * decodes), NOW_S, ttft_limit_s, 0.0)
+    stall_s = rules.STALL_LIMIT * TPOT_S - alone_s(decodes) if decodes else float("inf")
+    assert allowed.seconds >= min((rules.LEAST_STEP - 1) * alone_s(decodes), stall_s) - 1e-9
 
 
 @given(st.floats(0.05, 30), st.floats(0, 1_000))

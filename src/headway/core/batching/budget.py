@@ -13,6 +13,9 @@ QUIET_RESPONSIVE_SHARE: Final = 0.9
 """No step lasts longer than this share of the smallest TTFT limit in use: whoever
 arrives waits for the running step to end. While few arrive and nothing decodes, steps
 may be longer, as fewer of them waste less on each step's fixed cost."""
+LEAST_STEP: Final = 1.5
+"""A step may last this many times as long as it would without prefill: where an engine is slow
+for its TTFT limit, short steps would be all overhead and prefill would hardly move."""
 GAP_SHARE: Final = 0.2
 """How long a step may be of the time between two arrivals, within those shares."""
 IDLE_GAP_SHARE: Final = 0.05
@@ -101,7 +104,7 @@ class DeadlineBudget:
             return Allowance(min(step.tokens, COLD_TOKENS), reason="cold")
         alone = StepShape(decodes=step.decodes, decode_context_tokens=step.decode_context_tokens)
         base_s = self._model.predict(alone)
-        shortest_s = RESPONSIVE_SHARE * ttft_limit_s
+        shortest_s = max(RESPONSIVE_SHARE * ttft_limit_s, LEAST_STEP * base_s)
         limit_s, reason = shortest_s, "responsive"
         stretched_s, later_s = STRETCH * shortest_s, 0.0
         if not step.decodes:
