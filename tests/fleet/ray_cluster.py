@@ -20,6 +20,7 @@ ASIDE = Path(__file__).resolve().parents[2] / ".venv" / "ray"
 """Where `make test` puts Ray: beside vLLM, each engine of every other test would import it."""
 HEAD = "127.0.0.2"
 OTHER = "127.0.0.3"
+WITH_GPU = "127.0.0.4"
 _SETTINGS = (
     # A node's death is noticed in seconds.
     '{"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, '
@@ -89,7 +90,6 @@ class Cluster:
         self._start(
             HEAD,
             f"--num-cpus={cpus}",
-            "--num-gpus=1",  # nobody looks whether it has one
             "--head",
             f"--port={port}",
             "--include-dashboard=false",
@@ -101,10 +101,14 @@ class Cluster:
     def _start(self, host, *args):
         self._nodes[host] = Node(host, self._folder, *args)
 
-    def add(self, host, cpus):
-        """A node, once those that are there are up; a node gives up soon without a head."""
+    def add(self, host, cpus, gpus=0):
+        """A node, once those that are there are up; a node gives up soon without a head.
+
+        gpus: that it tells of; nobody looks for them.
+        """
         self.until_up()
-        self._start(host, f"--num-cpus={cpus}", "--num-gpus=1", f"--address={self.address}")
+        devices = (f"--num-cpus={cpus}", f"--num-gpus={gpus}")
+        self._start(host, *devices, f"--address={self.address}")
 
     def until_up(self):
         """All its nodes know one another."""

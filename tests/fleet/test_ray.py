@@ -13,8 +13,9 @@ import pytest
 
 from headway.engine import processes
 from headway.fleet.model import EngineSpec
+from headway.fleet.nodes import carried, too_small
 
-from .ray_cluster import HEAD, OTHER, Cluster, at_hand, installed
+from .ray_cluster import HEAD, OTHER, WITH_GPU, Cluster, at_hand, installed
 from .running import Fleet, Traffic, eventually, free_port, lives
 
 pytest.importorskip("uvloop", reason="the router runs on it")
@@ -143,17 +144,18 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(fleet):
     answered_by(running, "all-0")
 
 
-def test_an_engine_larger_than_any_node_starts_and_is_left_to_vllms_executor(fleet):
-    """Each node pretends to have one GPU."""
+def test_an_engine_larger_than_any_node_starts_and_is_left_to_vllms_executor(fleet, cluster):
+    """A third node pretends to have one GPU."""
+    cluster.add(WITH_GPU, cpus=0, gpus=1)
+    cluster.until_up()
     running = fleet({"one": ["both", 1], "two": ["both", 1, 2]}, cpu=False)
     answered_by(running, "two-0")
     assert "spread, sees all GPUs" in log_of(running, "two-0")
     assert "spread" not in log_of(running, "one-0")
+    assert names_by_host(running).keys() == {WITH_GPU}
 
 
 def test_what_is_set_here_for_engines_goes_with_them():
-    from headway.fleet.ray_placement import carried
-
     here = {"PATH": "/bin", "VLLM_API_KEY": "k", "HF_TOKEN": "t", "A": "1"}
     env = {**here, "A": "2", "B": "3"}
     assert carried(env, here) == {"VLLM_API_KEY": "k", "HF_TOKEN": "t", "A": "2", "B": "3"}
@@ -173,8 +175,6 @@ def test_what_is_set_here_for_engines_goes_with_them():
 def test_an_engine_is_spread_only_where_no_node_has_its_gpus_or_it_is_asked(
     size, flags, gpus, start
 ):
-    from headway.fleet.ray_placement import too_small
-
     spec = EngineSpec(
         name="e-0",
         pool="e",

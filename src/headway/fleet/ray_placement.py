@@ -22,13 +22,14 @@ from ray.util.scheduling_strategies import (
 )
 
 from headway.engine.command import EngineCommand
-from headway.fleet import flags, ports
+from headway.fleet import ports
 from headway.fleet.actor import Actor
 from headway.fleet.agent import LOST
 from headway.fleet.command import threads
 from headway.fleet.errors import FleetError
 from headway.fleet.local import Engine, anew
 from headway.fleet.model import Address, EngineSpec, Machine
+from headway.fleet.nodes import carried, too_small
 from headway.fleet.placement import HOST, Place
 
 _ROOM_S: Final = 60.0
@@ -39,8 +40,6 @@ _CALLS: Final = 4
 """Of an actor at a time: one waits for news."""
 _KEEPS_GPUS: Final = {"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}}
 """An actor without GPUs of its own doesn't hide its node's."""
-_CARRIED: Final = ("VLLM_", "HF_")
-"""Settings that a user makes where the supervisor runs, and means for engines anywhere."""
 
 
 class RayPlacement:
@@ -288,36 +287,6 @@ class RayEngine:
             self._part.set()
         elif "exited" in event:
             self._end(event["exited"])
-
-
-def too_small(spec: EngineSpec, nodes: Collection[Mapping[str, Any]]) -> str | None:
-    """The node to start from where an engine's GPUs must be on several; None if one has enough.
-
-    nodes: as `ray.nodes()` has them. An engine whose flags name Ray's executor spreads too.
-    """
-    gpus = {
-        str(node["NodeID"]): float(node["Resources"].get("GPU", 0))
-        for node in nodes
-        if node["Alive"]
-    }
-    largest = max(gpus, key=lambda node: (gpus[node], node), default=None)
-    ranks = spec.tensor_parallel_size * spec.pipeline_parallel_size
-    asked = flags.given(spec.flags).get(flags.EXECUTOR)
-    wanted = asked is not None and asked.value == "ray"
-    if largest is None or not gpus[largest]:
-        return None  # it waits for a node with GPUs
-    return largest if wanted or ranks > gpus[largest] else None
-
-
-def carried(env: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
-    """What of an engine's environment goes with it to another machine: what isn't as it is here
-    anyway, and the settings of vLLM and of Hugging Face's hub.
-    """
-    return {
-        name: value
-        for name, value in env.items()
-        if here.get(name) != value or name.startswith(_CARRIED)
-    }
 
 
 def _append(log: Path, said: bytes) -> None:
