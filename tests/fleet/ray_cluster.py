@@ -32,6 +32,9 @@ import sys, time, ray
 ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
 while sum(node["Alive"] for node in ray.nodes()) != int(sys.argv[2]):
     time.sleep(0.1)
+while ray.available_resources().get("CPU", 0) < int(sys.argv[3]):
+    time.sleep(0.1)
+time.sleep(1.0)  # whoever places learns of them last
 """
 
 
@@ -87,6 +90,7 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self.address = f"{HEAD}:{port}"
         self._nodes = {}
+        self._cpus = cpus
         self._start(
             HEAD,
             f"--num-cpus={cpus}",
@@ -107,12 +111,14 @@ class Cluster:
         gpus: that it tells of; nobody looks for them.
         """
         self.until_up()
+        self._cpus += cpus
         devices = (f"--num-cpus={cpus}", f"--num-gpus={gpus}")
         self._start(host, *devices, f"--address={self.address}")
 
     def until_up(self):
         """All its nodes know one another."""
-        wait = (sys.executable, "-c", _UNTIL_UP, self.address, str(len(self._nodes)))
+        wants = (self.address, str(len(self._nodes)), str(self._cpus))
+        wait = (sys.executable, "-c", _UNTIL_UP, *wants)
         subprocess.run(wait, check=True, timeout=4 * WAIT_S)
 
     def kill(self, host, also=()):

@@ -147,12 +147,15 @@ def test_a_killed_agent_takes_its_engine_along_and_is_replaced(fleet):
 def test_an_engine_larger_than_any_node_starts_and_is_left_to_vllms_executor(fleet, cluster):
     """A third node pretends to have one GPU."""
     cluster.add(WITH_GPU, cpus=0, gpus=1)
-    cluster.until_up()
-    running = fleet({"one": ["both", 1], "two": ["both", 1, 2]}, cpu=False)
-    answered_by(running, "two-0")
-    assert "spread, sees all GPUs" in log_of(running, "two-0")
-    assert "spread" not in log_of(running, "one-0")
-    assert names_by_host(running).keys() == {WITH_GPU}
+    try:
+        cluster.until_up()
+        running = fleet({"one": ["both", 1], "two": ["both", 1, 2]}, cpu=False)
+        answered_by(running, "two-0")
+        assert "spread, sees all GPUs" in log_of(running, "two-0")
+        assert "spread" not in log_of(running, "one-0")
+        assert names_by_host(running).keys() == {WITH_GPU}
+    finally:
+        cluster.kill(WITH_GPU)
 
 
 def test_what_is_set_here_for_engines_goes_with_them():

@@ -147,8 +147,8 @@ class RayPlace:
         )
 
     def _join(self, node: str) -> None:
-        """Run on this node, if it lives, without GPUs of its own: vLLM asks Ray for them."""
-        strategy = NodeAffinitySchedulingStrategy(node, soft=True)
+        """Run on this node, without GPUs of its own: vLLM asks Ray for them."""
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         self.actor = self._actor(
             num_cpus=0, num_gpus=0, scheduling_strategy=strategy, runtime_env=_KEEPS_GPUS
         )
