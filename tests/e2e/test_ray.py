@@ -49,7 +49,7 @@ def test_both_nodes_serve_and_what_ran_on_a_dead_one_comes_back_on_the_other(
         (lost,) = [name for name, place in places.items() if place.hostname == OTHER]
         with Traffic(url) as traffic:
             time.sleep(3)
-            line = f"--port {places[lost].port} "
+            line = f"--host {OTHER} "
             parts = [pid for pid in processes.descendants(1) if line in command_line(pid)]
             below = [each for pid in parts for each in processes.descendants(pid)]
             cluster.kill(OTHER, also={*parts, *below})
