@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv/bin
 MODEL ?=
 ARGS ?=
-BENCHMARKS ?= blocking capacity scheduler_overhead router handoff decode_speed
+BENCHMARKS ?= blocking capacity scheduler_overhead router handoff decode_speed fleet
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
