@@ -195,7 +195,7 @@ def main() -> int:
             "repeats": options.repeats,
             "quick": options.quick,
             "file": POOL,
-            "kills": KILLS,
+            "kills": QUICK_KILLS if options.quick else KILLS,
         }
         made = report.document(
             seed=options.seed, configuration=configuration, raw=asdict(found), targets=targets
