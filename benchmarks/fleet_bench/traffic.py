@@ -23,7 +23,7 @@ REFUSALS: Final = frozenset({429, 503})
 class Answer:
     """One request. Times are monotonic seconds.
 
-    first_s: when the first byte of the body came, None if none did.
+    first_s: when the first byte of an answer came, None if none did; an error isn't one.
     status: 0 if there was no answer at all. whole: it got all it asked for.
     invited: a refusal that says when to come again (Retry-After).
     """
@@ -111,6 +111,8 @@ def ask(url: str, model: str, prompt: Sequence[int], output_tokens: int) -> Answ
             got = answer.read(1)
             first_s = time.monotonic() if got else None
             got += answer.read()
+            if got.startswith(b'data: {"error"'):
+                first_s = None
             whole = status == http.client.OK and b"[DONE]" in got and b'"error"' not in got
             error = None if whole else got[-300:].decode(errors="replace")
         except (OSError, http.client.HTTPException) as failure:

@@ -169,6 +169,30 @@ def test_a_readmitted_engine_gets_its_share_back_slowly(times_s: list[float]) ->
     assert breaker.weight(11.0) == 1.0
 
 
+def test_the_probe_is_one_of_the_next_requests() -> None:
+    breaker = opened()
+    assert breaker.weight(0.9) == pytest.approx(0.1)
+    assert breaker.weight(1.0) == 1.0
+    assert breaker.allow(1.0)
+    assert breaker.weight(1.0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("now_s", [0.5, 1.0])
+@pytest.mark.parametrize("probing", [False, True])
+def test_readmission_closes_an_open_breaker(now_s: float, probing: bool) -> None:  # noqa: FBT001
+    breaker = opened()
+    probe = breaker.allow(now_s) if probing else 0
+    breaker.readmitted(now_s)
+    assert breaker.state(now_s) == "closed"
+    assert breaker.weight(now_s) == pytest.approx(0.1)
+    if probe:
+        breaker.failed(now_s, probe)
+    assert [breaker.allow(now_s) > 0 for _ in range(3)] == [True] * 3
+    for _ in range(SETTINGS.failures):
+        breaker.failed(now_s, breaker.allow(now_s))
+    assert breaker.state(now_s + 1.0) == "open", "it fails again soon: longer"
+
+
 def test_readmission_for_another_reason_is_slow_too() -> None:
     breaker = Breaker(SETTINGS)
     breaker.readmitted(100.0)

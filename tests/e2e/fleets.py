@@ -143,7 +143,9 @@ def fleet(folder: Path, *words: str):
     except BaseException:
         sys.stderr.write(running.heard.read_text(errors="replace")[-4000:])
         for log in (folder / "state").rglob("*.log"):
-            sys.stderr.write(f"\n== {log.name}\n{log.read_text(errors='replace')[-3000:]}")
+            text = log.read_text(errors="replace")
+            unserved = [line for line in text.splitlines() if re.search(r'"status":[45]', line)]
+            sys.stderr.write("\n".join(["", f"== {log.name}", *unserved[-20:], text[-3000:]]))
         raise
     finally:
         running.end()
@@ -207,7 +209,9 @@ class Traffic:
                 with urllib.request.urlopen(request, timeout=120) as answer:
                     got = answer.read(1)
                     whole = got + answer.read()
-                if b'"error"' in whole or b"[DONE]" not in whole:
+                if whole.startswith(b'data: {"error"'):
+                    self.unanswered.append(whole)
+                elif b'"error"' in whole or b"[DONE]" not in whole:
                     self.cut += 1
                 else:
                     self.answered += 1

@@ -23,7 +23,8 @@ SILENT = ("hang before head", "die before head")
 HEADED = ("hang after head", "die after head")
 BROKEN = ("die after first byte", "die mid-event", "hang mid-stream")
 PARAMS = ("no params", "null params", "mistyped params", "params without blocks", "wrong flag")
-FAULTS = ("refuse", *REFUSALS, *SILENT, *HEADED, *BROKEN, "half json")
+FIRST_EVENT = "500 in the first event"
+FAULTS = ("refuse", *REFUSALS, FIRST_EVENT, *SILENT, *HEADED, *BROKEN, "half json")
 
 
 class Oracle:
@@ -300,13 +301,10 @@ class Stub:
 
     async def _answer(self, link, seen, name):
         fault = seen.fault
-        if fault in REFUSALS:
+        if fault in REFUSALS or fault == FIRST_EVENT:
             if name is not None:
                 self.oracle.end(name, "held")  # the router has it released
-            status = REFUSALS[fault]
-            fields = ["retry-after: 7"] if status in {429, 503} else []
-            error = {"error": {"message": f"the stub says {status}", "code": status}}
-            link.answer(status, json.dumps(error).encode(), *fields)
+            self._refuse(link, seen)
             return
         if fault == "too long":
             text = "This model's maximum context length is 10 tokens. Use less."
@@ -326,6 +324,18 @@ class Stub:
             await self._stream(link, seen, name)
         else:
             await self._whole(link, seen, name)
+
+    def _refuse(self, link, seen):
+        status = REFUSALS.get(seen.fault, 500)
+        error = {"error": {"message": f"the stub says {status}", "code": status}}
+        body = json.dumps(error).encode()
+        if seen.fault == FIRST_EVENT and seen.fields.get("stream") and seen.leg != "prefill":
+            link.head(200, "text/event-stream")
+            link.chunk(b"data: " + body + b"\n\ndata: [DONE]\n\n")
+            link.write(b"0\r\n\r\n")
+            return
+        fields = ["retry-after: 7"] if status in {429, 503} else []
+        link.answer(status, body, *fields)
 
     async def _prefilled(self, link, seen):
         params = self.oracle.make(self.port)

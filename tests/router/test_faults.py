@@ -7,7 +7,17 @@ import time
 import pytest
 
 from .fleet import PATHS, QUICK, Fleet, body_of, run
-from .stub_engine import BROKEN, FAULTS, HEADED, PARAMS, REFUSALS, SILENT, TOKENS, events_of
+from .stub_engine import (
+    BROKEN,
+    FAULTS,
+    FIRST_EVENT,
+    HEADED,
+    PARAMS,
+    REFUSALS,
+    SILENT,
+    TOKENS,
+    events_of,
+)
 
 BOUND_S = 8.0
 """More than all limits of time together; a fault may not take longer."""
@@ -32,9 +42,10 @@ def assert_good(answer, *, stream):
 
 def assert_truth(answer, fault, *, stream):
     """The client's answer where only the engine with this fault could have served it."""
-    if fault in REFUSALS:
-        assert answer.status == REFUSALS[fault]
-        assert error_of(answer)["message"] == f"the stub says {fault}"
+    if fault in REFUSALS or fault == FIRST_EVENT:
+        status = REFUSALS.get(fault, 500)
+        assert answer.status == status
+        assert error_of(answer)["message"] == f"the stub says {status}"
         assert (answer.field(b"retry-after") == b"7") == (fault in {"429", "503"})
     elif fault in BROKEN and stream:
         assert answer.status == 200
@@ -155,7 +166,7 @@ def test_a_decode_engine_fails_and_the_handoff_is_accounted_for(fault, stream):
             assert_truth(answer, fault, stream=stream)
             await fleet.settled()
             counts = fleet.handoffs()
-            if fault in REFUSALS:
+            if fault in REFUSALS or fault == FIRST_EVENT:
                 assert counts["released"] >= 1
                 assert counts["stranded"] == 0
                 assert decode.releases == 1
@@ -168,7 +179,7 @@ def test_a_decode_engine_fails_and_the_handoff_is_accounted_for(fault, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("fault", ["refuse", "503", "500", *SILENT, *HEADED])
+@pytest.mark.parametrize("fault", ["refuse", "503", "500", FIRST_EVENT, *SILENT, *HEADED])
 def test_another_decode_engine_takes_over_with_a_handoff_that_nobody_had(fault, stream):
     async def main():
         async with fleet_for(fault, prefill=1, decode=2) as fleet:

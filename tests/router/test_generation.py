@@ -306,6 +306,42 @@ def test_a_probes_place_is_given_back_however_it_ends(fault, stream):
     run(main)
 
 
+def test_an_engine_that_may_be_well_again_is_asked_though_the_other_is_idle():
+    """It must be back when the other one fails, with however many requests."""
+
+    async def main():
+        async with Fleet(engines=2) as fleet:
+            once_bad, good = fleet.both
+            engine = opened(fleet, once_bad)
+            for _ in range(2):
+                assert (await fleet.ask()).status == 200
+            assert engine.breaker.state(fleet.service.now()) == "closed"
+            good.fault = "die before head"
+            asked = [fleet.ask() for _ in range(4)]
+            assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 4
+
+    run(main)
+
+
+def test_an_engine_that_was_ejected_and_is_back_owes_nothing():
+    """It is another process by then."""
+
+    async def main():
+        async with Fleet(engines=1) as fleet:
+            (stub,) = fleet.both
+            engine = fleet.engine(stub)
+            for _ in range(5):
+                engine.breaker.failed(fleet.service.now())
+            assert not fleet.service.ready()
+            check = fleet.service._checker(engine).check
+            for sick in (True, True, True, False, False):
+                stub.sick = sick
+                await check()
+            assert fleet.service.ready()
+
+    run(main)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["400", "429", "503", "too long"])
 def test_refusals_never_open_a_breaker(fault, stream):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.router.openai import AnswerError, Usage
-from headway.router.sse import StreamCleaner, StreamTap
+from headway.router.sse import StreamCleaner, StreamTap, error_at_start
 
 USAGE = '"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}'
 CHAT = (
@@ -27,6 +27,31 @@ MESSAGES = (
     b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 )
 SECRET = b'"kv_transfer_params":{"remote_host":"10.0.0.1"}'
+
+
+OPENAI_ERROR = b'{"error": {"message": "gone", "type": "x", "param": null, "code": 503}}'
+ANTHROPIC_ERROR = b'{"type":"error","error":{"type":"internal_error","message":"gone"}}'
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"data: " + OPENAI_ERROR + b"\n\n", (503, OPENAI_ERROR)),
+        (b"data: " + OPENAI_ERROR + b"\n\ndata: [DONE]\n\n", (503, OPENAI_ERROR)),
+        (b"event: error\ndata: " + ANTHROPIC_ERROR + b"\n\n", (500, ANTHROPIC_ERROR)),
+        (b'data: {"error": {"code": 200}}\n\n', (500, b'{"error": {"code": 200}}')),
+        (b"data: " + OPENAI_ERROR + b"\n", None),
+        (b'data: {"error": 5}\n\n', None),
+        (b'data: {"error": {}\n\n', None),
+        (b'data: {"error"\n\n', None),
+        (b"event: error\n\n", None),
+        (CHAT, None),
+        (MESSAGES, None),
+        (b"", None),
+    ],
+)
+def test_an_error_that_a_stream_begins_with(data, found):
+    assert error_at_start(data) == found
 
 
 def response_event(name, params=b'"kv_transfer_params":null'):

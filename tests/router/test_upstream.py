@@ -667,6 +667,26 @@ def test_a_failing_tap_ends_the_call(run):
 
 
 @each_loop
+@pytest.mark.parametrize("end", [b"", None], ids=["unfinished", "complete"])
+def test_what_is_raised_on_the_first_piece_ends_the_call(run, end):
+    async def main():
+        def begin(first):
+            assert first == b"abc"
+            raise RuntimeError("not this")
+
+        more = {} if end is None else {"end": end}
+        async with engine(replies(stream(b"abc", **more))) as (_, pool):
+            call = await get(pool)
+            await asyncio.sleep(0.05)  # all of it may be here before anyone asks
+            sink = Sink()
+            with pytest.raises(RuntimeError, match="not this"):
+                await call.pump(sink, None, begin)
+            assert not sink.pieces
+
+    run(main)
+
+
+@each_loop
 def test_the_tap_sees_what_the_client_gets(run):
     async def main():
         async with engine(replies(stream(b"abc", b"def"))) as (_, pool):

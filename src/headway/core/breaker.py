@@ -112,14 +112,23 @@ class Breaker:
         self._free(ticket)
 
     def readmitted(self, now_s: float) -> None:
-        """The engine comes back for another reason (health checks, draining): slowly too."""
+        """Somebody else saw the engine come back (health checks, the end of draining).
+
+        It may well be another process by now, so what it was open for is settled: the breaker is
+        closed, and the engine's share grows slowly all the same.
+        """
+        self._retry_s, self._failed, self._probe = None, 0, None
         self._closed_s = now_s
 
     def weight(self, now_s: float) -> float:
-        """The share of work it should get, from `ramp_from` to 1; 1 if it was never away."""
+        """The share of work it should get, from `ramp_from` to 1; 1 if it was never away.
+
+        Half open it is 1 too: the probe is to be one of the next requests, or an engine that is
+        well would stay out as long as the others aren't busy, and be missing when they fail.
+        """
         start, ramp_s = self._settings.ramp_from, self._settings.ramp_s
         if self._retry_s is not None:
-            return start
+            return 1.0 if self.would_allow(now_s) else start
         if self._closed_s is None or now_s - self._closed_s >= ramp_s:
             return 1.0
         return start + (1 - start) * max(now_s - self._closed_s, 0.0) / ramp_s

@@ -143,7 +143,7 @@ class Call:
         self._size = 0
         self._sink: Sink | None = None
         self._tap: Tap | None = None
-        self._begin: Callable[[], None] | None = None
+        self._begin: Callable[[bytes], None] | None = None
         self._write_chunk: Callable[[bytes], object] | None = None
         self._paused = False
         self._upload: asyncio.Task[None] | None = None
@@ -166,13 +166,13 @@ class Call:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pump(
-        self, client: Sink, tap: Tap | None = None, begin: Callable[[], None] | None = None
+        self, client: Sink, tap: Tap | None = None, begin: Callable[[bytes], None] | None = None
     ) -> None:
         """Moves the body to the client as it comes, one write for each read; returns at its end.
 
         Neither starts nor finishes the client's answer. tap: sees each piece, and when it came,
-        before it is written. begin: called before the first piece. While the client isn't
-        writable the engine is held back.
+        before it is written. begin: sees the first piece before that; what it raises ends the
+        call. While the client isn't writable the engine is held back.
 
         Raises UpstreamDied, FirstByteTimeout, IdleTimeout, TotalTimeout, BadUpstream, with all
         that came before written; ClientGone when the client left, the call being aborted by
@@ -317,13 +317,14 @@ class Call:
         try:
             if self._begin is not None:
                 begin, self._begin = self._begin, None
-                begin()
+                begin(data)
             if self._tap is not None:
                 self._tap(data, came_s)
             sink.write(data)
             self._write_chunk = sink.write_chunk
         except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
             self.fail(error)
+            self._error = error  # also of an answer that is complete by now
             return
         if not sink.writable:
             self._pause()

@@ -10,7 +10,7 @@ from headway.core.routing.strategy import RETRY_AFTER_S, Route
 from headway.core.routing.views import RequestView
 from headway.router.disagg import Split
 from headway.router.leg import Leg, LegFailed
-from headway.router.openai import Parsed, too_long, whole_body
+from headway.router.openai import Parsed, whole_body
 from headway.router.receipt import Receipt
 from headway.router.reply import Reply
 from headway.router.request import ClientGone, ClientRequest
@@ -184,9 +184,5 @@ class Generation:
         call = await leg.send(request.method, target, headers, body, timeouts, resend=False)
         if call.status < 400:
             return call
-        leg.judge(call.status)
         answer = await leg.read(call, ERROR_LIMIT_BYTES)
-        refused = too_long(call.status, answer)
-        raise LegFailed(
-            engine, call.status, str(call.status), call.headers, answer, too_long=refused
-        )
+        raise leg.refused(call.status, call.headers, answer)

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from headway.core.errors import HeadwayError
+from headway.router.errors import too_long
 from headway.router.http1 import Headers
 from headway.router.state import Engine
 from headway.router.upstream import (
@@ -145,6 +146,12 @@ class Leg:
             self.engine.breaker.neutral(self._now(), self._ticket)
         else:
             self._fail()
+
+    def refused(self, status: int, headers: Headers, body: bytes) -> LegFailed:
+        """What to raise for an error that the engine answered with."""
+        self.judge(status)
+        refused = too_long(status, body)
+        return LegFailed(self.engine, status, str(status), headers, body, too_long=refused)
 
     def succeeded(self) -> None:
         """The first bytes of a good answer came."""

@@ -13,7 +13,7 @@ from headway.router.openai import Parsed, answer_headers, error_body, stream_err
 from headway.router.receipt import Receipt, log_line, receipt_headers
 from headway.router.request import ClientRequest
 from headway.router.service import Service
-from headway.router.sse import StreamCleaner, StreamTap
+from headway.router.sse import StreamCleaner, StreamTap, error_at_start
 from headway.router.upstream import Call, Sink, UpstreamError
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28
@@ -94,11 +94,19 @@ class Reply:
         on_first: Callable[[], None] | None,
         cleaner: StreamCleaner | None,
     ) -> None:
-        """The head leaves with the first bytes of the body: until then another engine may try."""
+        """The head leaves with the first bytes of the body: until then another engine may try.
+
+        vLLM sends its head before it has a token. An engine that fails in between, as all do
+        that die, says so in the first event, and that is an answer to nobody.
+        """
         request = self._request
         self._tap = tap = StreamTap(self._parsed.kind)
 
-        def begin() -> None:
+        def begin(first: bytes) -> None:
+            failed = error_at_start(first)
+            if failed is not None:
+                status, body = failed
+                raise leg.refused(status, [JSON_TYPE], body)
             self._begin(leg, call, on_first, rewritten=cleaner is not None)
 
         try:
@@ -111,7 +119,7 @@ class Reply:
             self._break_off(f"the engine failed while answering ({failed.cause})", tap)
             return
         if not request.started:
-            begin()
+            begin(b"")
         request.finish()
         usage = tap.usage
         if usage is not None:

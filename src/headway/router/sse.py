@@ -24,10 +24,30 @@ _FINISH: Final = re.compile(rb'(?<!\\)"finish_reason":\s*"([^"\\]*)"')
 _STOP: Final = re.compile(rb'(?<!\\)"stop_reason":\s*"([^"\\]*)"')
 _RESPONSE_END: Final = re.compile(rb'(?<!\\)"type":\s*"response\.(completed|incomplete|failed)"')
 _DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\r?\n")
+_ERROR_STARTS: Final = (b'data: {"error"', b"event: error\n")
 _MESSAGE_END: Final = re.compile(rb"(?:^|\n)event:\s*message_stop\r?\n")
 
 # Events that vLLM sends before there is a token: response.created, response.in_progress.
 _PREAMBLE: Final = {"responses": 2}
+
+
+def error_at_start(data: bytes) -> tuple[int, bytes] | None:
+    """The error that a stream begins with: its status, 500 where it names none, and its JSON.
+
+    data: what came of the stream first. None: it begins with something else.
+    """
+    if not data.startswith(_ERROR_STARTS):
+        return None
+    event, boundary, _ = data.partition(b"\n\n")
+    body = event[event.find(b"data:") + 5 :].strip()
+    try:
+        error = json.loads(body)["error"]
+        code = error.get("code")
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return None
+    if not boundary:
+        return None
+    return code if isinstance(code, int) and 400 <= code < 600 else 500, body
 
 
 class StreamTap:
