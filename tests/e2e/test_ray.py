@@ -5,7 +5,7 @@ import time
 from urllib.parse import urlsplit
 
 import pytest
-from tests.fleet.ray_cluster import HEAD, OTHER, Cluster, at_hand, installed
+from tests.fleet.ray_cluster import HEAD, OTHER, installed, two_nodes
 
 from headway.engine import processes
 
@@ -21,14 +21,8 @@ pytestmark = [
 
 @pytest.fixture
 def cluster():
-    with at_hand():
-        made = Cluster(free_port(), cpus=2)
-        try:
-            made.add(OTHER, cpus=1)
-            made.until_up()
-            yield made
-        finally:
-            made.end()
+    with two_nodes() as made:
+        yield made
 
 
 def test_both_nodes_serve_and_what_ran_on_a_dead_one_comes_back_on_the_other(
@@ -42,8 +36,9 @@ def test_both_nodes_serve_and_what_ran_on_a_dead_one_comes_back_on_the_other(
         "[router.health]\ninterval_s = 0.5\npasses = 1\n"
         + UNIFIED.format(model=tiny_model, flags=FLAGS)
     )
-    with fleet(tmp_path, str(file)) as running:
+    with cluster.one_core_less(HEAD) as release, fleet(tmp_path, str(file)) as running:
         url = running.until(r"ready: \S+ on (\S+); try")
+        release()  # one engine has landed on each node
         places = {e["name"]: urlsplit(e["url"]) for e in running.engines()}
         assert {place.hostname for place in places.values()} == {HEAD, OTHER}
         (lost,) = [name for name, place in places.items() if place.hostname == OTHER]

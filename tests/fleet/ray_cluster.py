@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from headway.engine import processes
 
-from .running import WAIT_S, eventually, lives
+from .running import WAIT_S, eventually, free_port, lives
 
 ASIDE = Path(__file__).resolve().parents[2] / ".venv" / "ray"
 """Where `make test` puts Ray: beside vLLM, each engine of every other test would import it."""
@@ -36,6 +37,18 @@ while ray.available_resources().get("CPU", 0) < int(sys.argv[3]):
     time.sleep(0.1)
 time.sleep(1.0)  # whoever places learns of them last
 """
+_HOLD = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
+@ray.remote(num_cpus=1, resources={f"node:{sys.argv[2]}": 0.01})
+class Holder:
+    def holds(self):
+        return True
+holder = Holder.remote()
+ray.get(holder.holds.remote())
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 def installed():
@@ -49,6 +62,19 @@ def at_hand():
         if ASIDE.is_dir():
             patch.setenv("PYTHONPATH", str(ASIDE), prepend=os.pathsep)
         yield
+
+
+@contextlib.contextmanager
+def two_nodes():
+    """A cluster of a head with two cores and another node with one."""
+    with at_hand():
+        made = Cluster(free_port(), cpus=2)
+        try:
+            made.add(OTHER, cpus=1)
+            made.until_up()
+            yield made
+        finally:
+            made.end()
 
 
 class Node:
@@ -90,10 +116,10 @@ class Cluster:
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
         self.address = f"{HEAD}:{port}"
         self._nodes = {}
-        self._cpus = cpus
+        self._cpus = {}
         self._start(
             HEAD,
-            f"--num-cpus={cpus}",
+            cpus,
             "--head",
             f"--port={port}",
             "--include-dashboard=false",
@@ -102,8 +128,9 @@ class Cluster:
             f"--system-config={_SETTINGS}",
         )
 
-    def _start(self, host, *args):
-        self._nodes[host] = Node(host, self._folder, *args)
+    def _start(self, host, cpus, *args):
+        self._cpus[host] = cpus
+        self._nodes[host] = Node(host, self._folder, f"--num-cpus={cpus}", *args)
 
     def add(self, host, cpus, gpus=0):
         """A node, once those that are there are up; a node gives up soon without a head.
@@ -111,17 +138,38 @@ class Cluster:
         gpus: that it tells of; nobody looks for them.
         """
         self.until_up()
-        self._cpus += cpus
-        devices = (f"--num-cpus={cpus}", f"--num-gpus={gpus}")
-        self._start(host, *devices, f"--address={self.address}")
+        self._start(host, cpus, f"--num-gpus={gpus}", f"--address={self.address}")
 
     def until_up(self):
-        """All its nodes know one another."""
-        wants = (self.address, str(len(self._nodes)), str(self._cpus))
+        """All its nodes know one another, and it has forgotten those that have ended.
+
+        Until it has, whoever joins may be sent to one of those and fail.
+        """
+        wants = (self.address, str(len(self._nodes)), str(sum(self._cpus.values())))
         wait = (sys.executable, "-c", _UNTIL_UP, *wants)
-        subprocess.run(wait, check=True, timeout=4 * WAIT_S)
+        tried = partial(subprocess.run, wait, check=False, timeout=4 * WAIT_S)
+        eventually(lambda: tried().returncode == 0, "the cluster")
+
+    @contextlib.contextmanager
+    def one_core_less(self, host):
+        """Nobody else gets one of that node's cores, until the block ends or calls what it gets."""
+        holder = subprocess.Popen(
+            (sys.executable, "-c", _HOLD, self.address, host),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with holder:
+            try:
+                assert holder.stdout.readline() == "held\n"
+                yield holder.stdin.close
+                holder.stdin.close()
+                holder.wait(WAIT_S)
+            finally:
+                holder.kill()
 
     def kill(self, host, also=()):
+        del self._cpus[host]
         self._nodes.pop(host).end(also)
 
     def end(self):

@@ -1,5 +1,6 @@
 """A fleet on a Ray cluster of two nodes: landing, moving, operating, and every way of ending."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -15,7 +16,7 @@ from headway.engine import processes
 from headway.fleet.model import EngineSpec
 from headway.fleet.nodes import carried, too_small
 
-from .ray_cluster import HEAD, OTHER, WITH_GPU, Cluster, at_hand, installed
+from .ray_cluster import HEAD, OTHER, WITH_GPU, installed, two_nodes
 from .running import Fleet, Traffic, eventually, free_port, lives
 
 pytest.importorskip("uvloop", reason="the router runs on it")
@@ -29,15 +30,8 @@ TWO = {"all": ["both", 2]}
 
 @pytest.fixture(scope="module")
 def cluster():
-    with at_hand():
-        # Ray fills the node that has least left: of two engines one lands on each.
-        made = Cluster(free_port(), cpus=2)
-        try:
-            made.add(OTHER, cpus=1)
-            made.until_up()
-            yield made
-        finally:
-            made.end()
+    with two_nodes() as made:
+        yield made
 
 
 @pytest.fixture
@@ -45,12 +39,14 @@ def fleet(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = []
 
-    def make(pools=TWO, **more):
+    def make(pools=TWO, *, apart=False, **more):
+        """apart: of two engines one lands on each node."""
         # Engines on other loopback addresses may have any port that is free there.
         router = {"admin_port": free_port()}
         made.append(Fleet(tmp_path, pools, ray_address=cluster.address, router=router, **more))
-        made[-1].start()
-        made[-1].until_serving()
+        with cluster.one_core_less(HEAD) if apart else contextlib.nullcontext():
+            made[-1].start()
+            made[-1].until_serving()
         return made[-1]
 
     yield make
@@ -84,7 +80,7 @@ def answered_by(fleet, name):
 
 
 def test_engines_land_on_both_nodes_write_their_logs_here_and_leave_nothing(fleet):
-    running = fleet()
+    running = fleet(apart=True)
     assert names_by_host(running).keys() == {HEAD, OTHER}
     for engine in running.status()["engines"]:
         answered_by(running, engine["name"])
@@ -156,6 +152,7 @@ def test_an_engine_larger_than_any_node_starts_and_is_left_to_vllms_executor(fle
         assert names_by_host(running).keys() == {WITH_GPU}
     finally:
         cluster.kill(WITH_GPU)
+        cluster.until_up()
 
 
 def test_what_is_set_here_for_engines_goes_with_them():
@@ -227,13 +224,13 @@ def test_a_node_dies_under_traffic(fleet, cluster):
 
     The last test: the node stays dead.
     """
-    running = fleet()
+    running = fleet(apart=True)
     names = names_by_host(running)
     lost, kept = names[OTHER], names[HEAD]
     before = running.engine(lost)
     untouched = running.pids(kept)
     running.behave(kept, answer_s=3.0)
-    running.behave(lost, answer_s=3.0)
+    running.behave(lost, answer_s=60.0)  # it dies before they end
     with ThreadPoolExecutor(8) as pool:
         streams = list(pool.map(lambda _: Stream(running), range(8)))
     assert {stream.name for stream in streams} == {kept, lost}
