@@ -20,7 +20,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleet_bench.alone import engines_alone_s
-from fleet_bench.measured import Ending, Kill, Measured, Rolling, Start, goals, slowest, tables
+from fleet_bench.measured import (
+    KILLED,
+    LEFT,
+    PARTS,
+    ROLLING,
+    START,
+    Ending,
+    Kill,
+    Measured,
+    Rolling,
+    Start,
+    goals,
+    slowest,
+    tables,
+)
 from fleet_bench.running import HEADWAY, Around, Running, running
 from fleet_bench.traffic import Traffic, first_token_s
 from router_bench.processes import free_ports
@@ -31,7 +45,7 @@ from headway.bench.report import Progress
 from headway.engine import processes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PARTS: Final = ("guard", "worker", "engine core", "API server")
+KILLABLE: Final = ("guard", "worker", "engine core", "API server")
 SETTLE_S: Final = 5.0
 """Of traffic before something is done, and after."""
 KILL_WITHIN_S: Final = 40.0
@@ -60,22 +74,33 @@ class Bench:
     def __init__(self, options: argparse.Namespace, progress: Progress) -> None:
         self._repeats = options.repeats or (1 if options.quick else REPEATS)
         self._kills = QUICK_KILLS if options.quick else KILLS
+        self._parts = frozenset(options.parts)
         self._rng = random.Random(options.seed)
         self._progress = progress
         self.found = Measured([], [], [], [])
 
     def run(self) -> Measured:
-        """Measure everything. Raises FleetError if a fleet doesn't start or come back."""
-        for _ in range(self._repeats):
-            self._note(self.found.starts, Start(self._serve_s(), engines_alone_s()))
-        self._unified(2, self._hurt)
-        self._unified(1, lambda fleet: self._roll(fleet, 1))
-        self._kill_at_random()
+        """Measure what is asked for. Raises FleetError if a fleet doesn't start or come back."""
+        if START in self._parts:
+            for number in range(self._repeats):
+                self._note(self.found.starts, self._start(serve_first=number % 2 == 0))
+        if {KILLED, ROLLING} & self._parts:
+            self._unified(2, self._hurt)
+        if ROLLING in self._parts:
+            self._unified(1, lambda fleet: self._roll(fleet, 1))
+        if LEFT in self._parts:
+            self._kill_at_random()
         return self.found
 
     def _note(self, kind: list[Any], what: Start | Kill | Rolling | Ending) -> None:
         kind.append(what)
         self._progress.line(str(what))
+
+    def _start(self, *, serve_first: bool) -> Start:
+        if serve_first:
+            return Start(self._serve_s(), engines_alone_s())
+        alone_s = engines_alone_s()
+        return Start(self._serve_s(), alone_s)
 
     def _serve_s(self) -> float:
         with running(["make", "serve"], ROOT) as fleet:
@@ -95,9 +120,11 @@ class Bench:
                 self._note(self.found.endings, Ending("SIGTERM", fleet.end()))
 
     def _hurt(self, fleet: Running) -> None:
-        for number in range(self._repeats * len(PARTS)):
-            self._kill(fleet, PARTS[number % len(PARTS)], number % 2)
-        self._roll(fleet, 2)
+        if KILLED in self._parts:
+            for number in range(self._repeats * len(KILLABLE)):
+                self._kill(fleet, KILLABLE[number % len(KILLABLE)], number % 2)
+        if ROLLING in self._parts:
+            self._roll(fleet, 2)
 
     def _kill(self, fleet: Running, part: str, index: int) -> None:
         status = fleet.status()
@@ -188,10 +215,11 @@ def main() -> int:
     end_cleanly_on_sigterm()
     bench = Bench(options, Progress(sys.stderr))
     found = bench.run()
-    targets = goals(found)
+    targets = goals(found, options.parts)
     print(tables(found), report.goals_table(targets), sep="\n\n")
     if options.json is not None:
         configuration = {
+            "parts": options.parts,
             "repeats": options.repeats,
             "quick": options.quick,
             "file": POOL,
@@ -212,8 +240,13 @@ def _options() -> argparse.Namespace:
     add("--repeats", type=int, help=f"starts, and kills of each kind (default: {REPEATS})")
     add("--seed", type=int, default=1, help="of what is killed at random, and when")
     add("--quick", action="store_true", help=f"one repeat, {QUICK_KILLS} random kills")
+    parts = ",".join(PARTS)
+    add("--parts", metavar="A,B", default=parts, help=f"of {parts} (default: all)")
     add("--json", type=Path, metavar="PATH", help="write the report here")
     options = made.parse_args()
+    options.parts = options.parts.split(",")
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        made.error(f"--parts: unknown {unknown[0]!r}; known are: {parts}")
     if options.repeats is not None and options.repeats < 1:
         made.error(f"--repeats is {options.repeats}; use 1 or more")
     return options

@@ -9,6 +9,11 @@ from headway.bench import report
 from headway.bench.report import Goal
 from headway.bench.spread import Spread, spread
 
+START: Final = "start"
+KILLED: Final = "killed"
+ROLLING: Final = "rolling"
+LEFT: Final = "left"
+PARTS: Final = (START, KILLED, ROLLING, LEFT)
 START_RATIO: Final = 1.1
 AROUND_S: Final = 1.0
 
@@ -74,42 +79,53 @@ def slowest(answers: Sequence[Answer]) -> float:
     return max((each.first_s - each.sent_s for each in answers if each.first_s), default=0.0)
 
 
-def goals(found: Measured) -> list[Goal]:
-    """The issue's targets."""
+def goals(found: Measured, parts: Sequence[str] = PARTS) -> list[Goal]:
+    """The targets of these parts."""
+    return [goal for part, goal in _goals(found) if part in parts]
 
-    def at_most(name: str, bound: float, measured: Spread | None) -> Goal:
-        return Goal(name, bound, at_most=True, measured=measured)
+
+def _goals(found: Measured) -> list[tuple[str, Goal]]:
+    def at_most(part: str, name: str, bound: float, measured: Spread | None) -> tuple[str, Goal]:
+        return part, Goal(name, bound, at_most=True, measured=measured)
 
     of_two = [each for each in found.rolls if each.replicas > 1]
     of_one = [each for each in found.rolls if each.replicas == 1]
     return [
         at_most(
+            START,
             "second make serve to a first token / its engines by themselves",
             START_RATIO,
             spread([each.serve_s / each.engines_s for each in found.starts]),
         ),
         at_most(
+            KILLED,
             "engine killed: requests failed that hadn't got a byte",
             0.0,
             worst([float(each.unserved) for each in found.kills]),
         ),
         at_most(
+            KILLED,
             "engine killed: until routed around, s, slowest",
             AROUND_S,
             worst([each.around_s for each in found.kills]),
         ),
         at_most(
+            ROLLING,
             "rolling restart, pool of two: failed or refused",
             0.0,
             worst([float(each.failed + each.refused) for each in of_two]),
         ),
         at_most(
+            ROLLING,
             "rolling restart, pool of one: cut or refused without Retry-After",
             0.0,
             worst([float(each.failed) for each in of_one]),
         ),
         at_most(
-            "processes left after an end", 0.0, worst([float(each.left) for each in found.endings])
+            LEFT,
+            "processes left after an end",
+            0.0,
+            worst([float(each.left) for each in found.endings]),
         ),
     ]
 
