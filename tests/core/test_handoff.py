@@ -28,7 +28,6 @@ from headway.core.handoff import (
     SendDecode,
     SendPrefill,
     SendWhole,
-    SetTimer,
     State,
     valid_params,
 )
@@ -115,7 +114,7 @@ class Engines(RuleBasedStateMachine):
     def do_SendDecode(self, action: SendDecode) -> None:  # noqa: N802
         assert action.params is self.params
         assert not self.sent
-        assert self.now_s - self.ready_s < SAFE_AGE_S
+        assert self.now_s < self.ready_s + SAFE_AGE_S
         self.connecting = True
 
     def do_SendWhole(self, action: SendWhole) -> None:  # noqa: N802
@@ -139,16 +138,12 @@ class Engines(RuleBasedStateMachine):
     def do_Release(self, action: Release) -> None:  # noqa: N802
         assert action.params is self.params
         assert not self.decode_leg, "released while it may be pulled"
-        assert self.now_s - self.ready_s < SAFE_AGE_S
+        assert self.now_s < self.ready_s + SAFE_AGE_S
         self.params, self.connecting = None, False
         self.releases += 1
 
     def do_Drop(self, action: Drop) -> None:  # noqa: N802
         assert action.why
-
-    def do_SetTimer(self, action: SetTimer) -> None:  # noqa: N802
-        assert action.at_s == self.ready_s + SAFE_AGE_S
-        assert action.at_s > self.now_s
 
     def do_Answer(self, action: Answer) -> None:  # noqa: N802
         assert not self.left
@@ -226,7 +221,7 @@ class Engines(RuleBasedStateMachine):
             assert self.connecting
             assert not self.sent, "a handoff is sent once"
             self.connecting = False
-            if self.now_s - self.ready_s < SAFE_AGE_S:
+            if self.now_s < self.ready_s + SAFE_AGE_S:
                 self.sent, self.decode_leg = True, "split"
 
         self.tell(Event.DECODE_SENT, lambda: self.handoff.decode_sent(self.now_s), happened)
@@ -278,10 +273,6 @@ class Engines(RuleBasedStateMachine):
             self.left = True
 
         self.tell(Event.CLIENT_LEFT, lambda: self.handoff.client_left(self.now_s), happened)
-
-    @rule()
-    def a_timer_rings(self) -> None:
-        self.perform(self.handoff.expired(self.now_s))
 
     @precondition(lambda self: self.releases)
     @rule(freed=st.booleans())
@@ -361,7 +352,6 @@ def walk(engines: Engines, draw: random.Random) -> None:
     }
     while not engines.handoff.over:
         engines.time_passes(seconds=draw.choice((0.0, 0.1, 0.1, 0.1, 20.0)))
-        engines.a_timer_rings()
         if engines.releases and draw.random() < 0.5:
             engines.release_ended(freed=draw.random() < 0.5)
         if legal_now := list(TRANSITIONS[engines.handoff.state]):
@@ -436,7 +426,7 @@ def test_a_request_without_trouble() -> None:
     handoff, params = made(), made_params()
     assert handoff.start(0.0) == (SendPrefill(), Count("started"))
     assert handoff.custody(1.0).holder is Holder.PREFILL
-    assert handoff.prefill_answered(params, 2.0) == (SendDecode(params), SetTimer(22.0))
+    assert handoff.prefill_answered(params, 2.0) == (SendDecode(params),)
     assert handoff.custody(2.0).releasers == {Releaser.ROUTER}
     assert handoff.decode_sent(2.001) == ()
     assert handoff.custody(2.1).holder is Holder.BOTH
@@ -509,7 +499,7 @@ def test_the_longest_of_several_leases_counts() -> None:
     handoff.decode_failed(503, 1.0, again=True)
     handoff.prefill_answered(made_params(), 2.0)
     handoff.release_ended(10.0, freed=False)
-    assert counts(handoff.expired(22.0)) == ["expired", "fallback"]
+    assert counts(handoff.decode_sent(22.0)) == ["expired", "fallback"]
     assert handoff.custody(39.9).holder is Holder.BOTH
     assert handoff.custody(40.0).holder is Holder.DECODE
 
@@ -540,12 +530,6 @@ def test_a_handoff_past_its_safe_age_is_never_sent() -> None:
         actions = handoff.decode_sent(late)
         assert counts(actions) == ["expired", "fallback"]
         assert SendWhole("handoff too old") in actions
-
-        handoff, _ = ready()
-        assert handoff.expired(SAFE_AGE_S - 1) == (SetTimer(SAFE_AGE_S),)
-        actions = handoff.expired(late)
-        assert actions[0] == AbortDecode(), "a leg still connecting must not leave"
-        assert counts(actions) == ["expired", "fallback"]
 
         handoff, _ = ready()
         assert counts(handoff.client_left(late)) == ["expired"]

@@ -82,8 +82,7 @@ class Split:
     def _note(self, action: Action) -> None:
         """Actions that nobody waits for.
 
-        Aborting a leg is done by then: a leg cuts its connection when it is left. The timer isn't
-        needed: connecting ends by itself, and `decode_sent` is asked after that.
+        Aborting a leg is done by then: a leg cuts its connection when it is left.
         """
         if isinstance(action, Count):
             self._service.metrics.handoffs.add(action.name)

@@ -34,7 +34,6 @@ from headway.core.handoff.actions import (
     SendDecode,
     SendPrefill,
     SendWhole,
-    SetTimer,
     WholeReason,
 )
 from headway.core.handoff.machine import Handoff, HandoffError
@@ -61,7 +60,6 @@ __all__ = [
     "SendDecode",
     "SendPrefill",
     "SendWhole",
-    "SetTimer",
     "State",
     "WholeReason",
     "valid_params",

@@ -76,13 +76,6 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Call `expired` at `at_s`. It may ring late or in vain."""
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """Tell the client that it failed.
 
@@ -109,7 +102,6 @@ Action: TypeAlias = (
     | AbortDecode
     | Release
     | Drop
-    | SetTimer
     | Answer
     | Count
 )

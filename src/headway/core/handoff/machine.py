@@ -17,7 +17,6 @@ from headway.core.handoff.actions import (
     SendDecode,
     SendPrefill,
     SendWhole,
-    SetTimer,
     WholeReason,
 )
 from headway.core.handoff.params import valid_params
@@ -76,7 +75,7 @@ class Handoff:
 
     @property
     def over(self) -> bool:
-        """Nothing is left to do and no event but a late timer can come."""
+        """Nothing is left to do and no event can come."""
         return not TRANSITIONS[self._state] and not self._releases
 
     def custody(self, now_s: float) -> Custody:
@@ -108,7 +107,7 @@ class Handoff:
             return *self._strand(why, now_s), *self._whole("bad handoff")
         self._params, self._ready_s = params, now_s
         self._state = State.READY
-        return SendDecode(params), SetTimer(now_s + self._safe_age_s)
+        return (SendDecode(params),)
 
     def prefill_failed(
         self, status: int, now_s: float, *, again: bool = False, too_long: bool = False
@@ -187,14 +186,6 @@ class Handoff:
             return AbortDecode(), *self._free(now_s)
         self._take()
         return (AbortDecode(), Count("released")) if state is State.PULLING else (AbortDecode(),)
-
-    def expired(self, now_s: float) -> Actions:
-        """A timer rang. One that has nothing to say any more is no error."""
-        if self._state is not State.READY:
-            return ()
-        if self._fresh(now_s):
-            return (SetTimer(self._ready_s + self._safe_age_s),)
-        return AbortDecode(), *self._too_old()
 
     def release_ended(self, now_s: float, *, freed: bool) -> Actions:
         """A `Release` ended; `freed`: the decode engine took it."""

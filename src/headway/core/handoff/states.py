@@ -65,8 +65,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, frozenset[State]]]] = {
     State.ABORTED: {},
     State.DONE: {},
 }
-"""Where each event may lead. Timers may ring late, so `expired` is legal everywhere (and moves
-a READY request to FALLEN_BACK); `release_ended` is legal while a release is under way."""
+"""Where each event may lead. `release_ended` is legal while a release is under way."""
 
 
 class Holder(Enum):
