@@ -39,13 +39,13 @@ def error_at_start(data: bytes) -> tuple[int, bytes] | None:
     if not data.startswith(_ERROR_STARTS):
         return None
     event, boundary, _ = data.partition(b"\n\n")
+    if not boundary:
+        return None
     body = event[event.find(b"data:") + 5 :].strip()
     try:
         error = json.loads(body)["error"]
         code = error.get("code")
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return None
-    if not boundary:
         return None
     return code if isinstance(code, int) and 400 <= code < 600 else 500, body
 
