@@ -552,7 +552,7 @@ def test_a_slow_reader_is_held_back_and_a_stalled_one_cut(run):
         async def app(request):
             request.start(200, [])
             resumed = asyncio.Event()
-            request.on_writable(resumed.set)
+            request.on_flow(resumed.set)
             written = 0
             request.on_gone(lambda: result.set_result(written))
             while not request.is_gone and written < 1 << 30:

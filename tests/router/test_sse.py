@@ -129,7 +129,7 @@ def test_first_and_last_event_times_are_the_callers():
     tap.feed(b"data", 2.0)
     tap.feed(b": {}\n\n", 3.0)
     tap.feed(b"data: {}\n\ndata: {}\n\n", 4.0)
-    assert (tap.first_s, tap.last_s, tap.events) == (3.0, 4.0, 3)
+    assert (tap.first_s, tap.passing.last_s, tap.events) == (3.0, 4.0, 3)
 
 
 def test_first_event_of_a_response_is_the_first_after_its_preamble():

@@ -4,10 +4,13 @@ import asyncio
 import socket
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headway.router.connection import Connection
 from headway.router.http1 import chunk
 from headway.router.request import ClientGone
+from headway.router.sse import StreamTap
 from headway.router.upstream import (
     BadUpstream,
     ConnectFailed,
@@ -101,14 +104,14 @@ class Keeper:
         self.forgotten += 1
 
 
-async def carry(parts, *, eof=False, method="GET", sink=None):
+async def carry(parts, *, eof=False, method="GET", sink=None, tap=None):
     """What a call makes of an answer that arrives in these parts."""
     connection = Connection(keeper := Keeper(), asyncio.get_running_loop())
     connection.connection_made(Transport())
     call = connection.begin(method, PATIENT)
     call.sent()
     sink = sink or Sink()
-    pump = asyncio.ensure_future(call.pump(sink))
+    pump = asyncio.ensure_future(call.pump(sink, tap))
     await asyncio.sleep(0)
     for part in parts:
         connection.data_received(part)
@@ -220,6 +223,62 @@ def test_each_chunk_passes_as_the_parser_reads_it(run, name):
                 assert keeper.rested == 1
 
     run(main)
+
+
+TEXT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":" a"},"logprobs":null,'
+MORE = TEXT + b'"finish_reason":null}]}\n\n'
+EVENTS = [
+    MORE,
+    TEXT + b'"finish_reason":null,"token_ids":null}]}\n\n',
+    TEXT + b'"finish_reason":null}],"usage":null}\n\n',
+    TEXT + b'"finish_reason":null}],"usage":{"prompt_tokens":4,"completion_tokens":1}}\n\n',
+    TEXT + b'"finish_reason":"stop"}]}\n\n',
+    b'data: {"choices":[{"text":"\\"finish_reason\\":null}]}"}]}\n\n',
+    b'data: {"error":"finish_reason"}\n\n',
+    b": ping\n\n",
+    MORE.replace(b"\n", b"\r\n"),
+    MORE[:-1],
+    MORE + MORE,
+    MORE + b"data: [DONE]\n\n",
+    b"data: [DONE]\n\n",
+]
+
+
+@given(
+    events=st.lists(st.sampled_from(EVENTS) | st.just(MORE), max_size=12),
+    cuts=st.lists(st.integers(0, 2000), max_size=8) | st.none(),
+)
+@settings(max_examples=300)
+def test_what_passes_by_the_call_counts_as_if_it_had_been_looked_at(events, cuts):
+    fed = StreamTap()
+    for event in events:
+        fed.feed(event, 0.0)
+
+    async def main():
+        tap, sink = StreamTap(), Sink()
+        parts = [stream(end=b""), *map(chunk, events), b"0\r\n\r\n"]
+        if cuts is not None:
+            parts = pieces(b"".join(parts), cuts)
+        await carry(parts, sink=sink, tap=tap)
+        assert b"".join(sink.pieces) == b"".join(events)
+        return tap
+
+    tap = asyncio.run(main())
+    for name in ("events", "usage", "finish", "done", "at_boundary"):
+        assert getattr(tap, name) == getattr(fed, name), name
+
+
+def test_of_an_ordinary_stream_all_but_its_ends_passes_by_the_call():
+    async def main():
+        tap = StreamTap()
+        ends = [EVENTS[4], EVENTS[-1]]
+        parts = [stream(MORE, end=b""), *[chunk(MORE)] * 20, *map(chunk, ends), b"0\r\n\r\n"]
+        call, body, _, _ = await carry(parts, tap=tap)
+        assert body == MORE * 21 + b"".join(ends)
+        assert (tap.passing.count, tap.events, tap.finish, tap.done) == (20, 23, "stop", True)
+        assert call.last_byte_s == tap.passing.last_s > 0
+
+    asyncio.run(main())
 
 
 @each_loop
@@ -656,12 +715,13 @@ def test_an_answer_beyond_the_limit_is_not_collected(run):
 @each_loop
 def test_a_failing_tap_ends_the_call(run):
     async def main():
-        def tap(_data, _came_s):
-            raise RuntimeError("tap")
+        class Failing(StreamTap):
+            def feed(self, data, now_s):
+                raise RuntimeError("tap")
 
         async with engine(replies(stream(b"abc", end=b""))) as (_, pool):
             with pytest.raises(RuntimeError, match="tap"):
-                await (await get(pool)).pump(Sink(), tap)
+                await (await get(pool)).pump(Sink(), Failing())
 
     run(main)
 
@@ -691,7 +751,13 @@ def test_the_tap_sees_what_the_client_gets(run):
     async def main():
         async with engine(replies(stream(b"abc", b"def"))) as (_, pool):
             seen, sink = [], Sink()
-            await (await get(pool)).pump(sink, lambda data, _: seen.append(data))
+
+            class Seeing(StreamTap):
+                def feed(self, data, now_s):
+                    seen.append(data)
+                    super().feed(data, now_s)
+
+            await (await get(pool)).pump(sink, Seeing())
             assert seen == sink.pieces
             assert b"".join(seen) == b"abcdef"
 

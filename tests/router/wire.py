@@ -247,7 +247,7 @@ class Sink:
         self.pieces = []
         self.wrote = asyncio.Event()
         self._gone = []
-        self._writable = None
+        self._flow = None
 
     def write(self, data):
         self.pieces.append(data)
@@ -264,8 +264,8 @@ class Sink:
         self._gone.append(callback)
         return lambda: self._gone.remove(callback)
 
-    def on_writable(self, callback):
-        self._writable = callback
+    def on_flow(self, callback):
+        self._flow = callback
 
     def leave(self):
         self.is_gone = True
@@ -274,8 +274,8 @@ class Sink:
 
     def set_writable(self, writable):
         self.writable = writable
-        if writable and self._writable:
-            self._writable()
+        if self._flow:
+            self._flow()
 
 
 def pieces(data, cuts):

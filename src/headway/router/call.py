@@ -15,6 +15,7 @@ from headway.router.failures import (
 )
 from headway.router.http1 import Headers, chunk
 from headway.router.request import HOLD_BYTES, ClientGone
+from headway.router.sse import Passing
 
 _TICK_S: Final = 0.002
 
@@ -58,18 +59,24 @@ class Sink(Departing, Protocol):
     def write_chunk(self) -> Callable[[bytes], object] | None:
         """Once something was written: takes a piece framed by `http1.chunk`; None: can't."""
 
-    def on_writable(self, callback: Callable[[], None] | None) -> None:
-        """Calls back each time `writable` turns True again."""
+    def on_flow(self, callback: Callable[[], None] | None) -> None:
+        """Calls back each time `writable` has changed."""
 
 
-Tap = Callable[[bytes, float], None]
-"""Sees a piece of a body, and when it came (monotonic)."""
+class Tap(Protocol):
+    """Sees a body's pieces, and when they came (monotonic). `StreamTap` is one."""
+
+    passing: Passing
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """A piece."""
 
 
 class Carrier(Protocol):
     """The connection that carries a call."""
 
     loop: asyncio.AbstractEventLoop
+    passing: Passing | None
 
     def write(self, data: bytes) -> None:
         """Sends bytes of the request."""
@@ -99,6 +106,7 @@ class Call:
 
     __slots__ = (
         "_begin",
+        "_came_s",
         "_complete",
         "_connection",
         "_done",
@@ -107,6 +115,7 @@ class Call:
         "_head",
         "_loop",
         "_parts",
+        "_passing",
         "_paused",
         "_sink",
         "_size",
@@ -117,7 +126,6 @@ class Call:
         "_write_chunk",
         "head_at_s",
         "headers",
-        "last_byte_s",
         "limit_bytes",
         "on_reused",
         "status",
@@ -132,7 +140,7 @@ class Call:
         self.status = 0
         self.headers: Headers = []
         self.head_at_s = 0.0
-        self.last_byte_s = loop.time()
+        self._came_s = loop.time()
         self.streaming = False  # bytes of the body have come
         self.limit_bytes = HOLD_BYTES
         self._head: asyncio.Future[None] = loop.create_future()
@@ -145,10 +153,11 @@ class Call:
         self._tap: Tap | None = None
         self._begin: Callable[[bytes], None] | None = None
         self._write_chunk: Callable[[bytes], object] | None = None
+        self._passing: Passing | None = None
         self._paused = False
         self._upload: asyncio.Task[None] | None = None
         self._first_by_s = inf
-        self._total_by_s = self.last_byte_s + timeouts.total_s
+        self._total_by_s = self._came_s + timeouts.total_s
 
     async def read(self, limit: int) -> bytes:
         """The whole body.
@@ -180,21 +189,20 @@ class Call:
         """
         unsubscribe = client.on_gone(self.client_left)
         self._sink, self._tap, self._begin = client, tap, begin
-        client.on_writable(self._resume)
+        client.on_flow(self._flow)
         try:
             if self._parts and not client.is_gone:
                 data = b"".join(self._parts)
                 self._parts.clear()
                 self._size = 0
-                self._deliver(client, data, self.last_byte_s)
-            if client.writable:
-                self._resume()
+                self._deliver(client, data, self._came_s)
+            self._flow()
             await self._finished()
             if client.is_gone:
                 raise ClientGone("the client left")
         finally:
             unsubscribe()
-            client.on_writable(None)
+            client.on_flow(None)
             self._sink = self._tap = self._begin = self._write_chunk = None
 
     def abort(self) -> None:
@@ -226,6 +234,12 @@ class Call:
         self._upload = self._loop.create_task(self._send_parts(head, body, length))
 
     @property
+    def last_byte_s(self) -> float:
+        """When bytes came last (monotonic); before any, when the call began."""
+        passing = self._passing
+        return self._came_s if passing is None else max(self._came_s, passing.last_s)
+
+    @property
     def over(self) -> bool:
         """Whether the call has ended, well or not."""
         return self._complete or self._error is not None
@@ -242,30 +256,27 @@ class Call:
 
     def add_chunk(self, data: bytes, start: int) -> None:
         """One whole chunk of the body has come, framed by `http1.chunk`. start: of its data."""
-        write_chunk, tap, sink = self._write_chunk, self._tap, self._sink
-        if write_chunk is None or sink is None:
+        write_chunk, tap = self._write_chunk, self._tap
+        if write_chunk is None:
             self.add_body(data[start:-2])
             return
-        self.last_byte_s = now_s = monotonic()
+        self._came_s = now_s = monotonic()
         try:
             if tap is not None:
-                tap(data[start:-2], now_s)
+                tap.feed(data[start:-2], now_s)
             write_chunk(data)
         except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
             self.fail(error)
-            return
-        if not sink.writable:
-            self._pause()
 
     def add_body(self, data: bytes, *, last: bool = False) -> None:
         """More of the body has come. last: `end` follows at once."""
-        self.last_byte_s = monotonic()
+        self._came_s = monotonic()
         if not self.streaming:
             self.streaming = True
             if not last:
                 self._arm()
         if self._sink is not None:
-            self._deliver(self._sink, data, self.last_byte_s)
+            self._deliver(self._sink, data, self._came_s)
             return
         self._parts.append(data)
         self._size += len(data)
@@ -319,14 +330,22 @@ class Call:
                 begin, self._begin = self._begin, None
                 begin(data)
             if self._tap is not None:
-                self._tap(data, came_s)
+                self._tap.feed(data, came_s)
             sink.write(data)
             self._write_chunk = sink.write_chunk
+            if self._tap is not None and self._write_chunk is not None and not self.over:
+                self._passing = passing = self._tap.passing
+                passing.write = self._write_chunk
+                self._connection.passing = passing
         except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
             self.fail(error)
             self._error = error  # also of an answer that is complete by now
-            return
-        if not sink.writable:
+
+    def _flow(self) -> None:
+        """The client may have more, or may not."""
+        if self._sink is not None and self._sink.writable:
+            self._resume()
+        else:
             self._pause()
 
     def _pause(self) -> None:
@@ -337,7 +356,7 @@ class Call:
     def _resume(self) -> None:
         if self._paused:
             self._paused = False
-            self.last_byte_s = self._loop.time()
+            self._came_s = self._loop.time()
             self._arm()
             self._connection.resume()
 

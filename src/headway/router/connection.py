@@ -1,6 +1,7 @@
 """A connection to an engine, which carries one call at a time."""
 
 import asyncio
+from time import monotonic
 from typing import Final, Protocol, cast
 
 import httptools
@@ -9,6 +10,7 @@ from headway.router.call import Call, Timeouts
 from headway.router.failures import BadUpstream, UpstreamDied, UpstreamError
 from headway.router.http1 import HEAD_BYTES, HEAD_FIELDS, Headers
 from headway.router.reads import size_line, whole_answer
+from headway.router.sse import Passing
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _SILENT_BYTES: Final = 65_536
@@ -29,7 +31,7 @@ class Keeper(Protocol):
 class Connection(asyncio.Protocol):
     """A connection to an engine. Its callbacks are llhttp's; `on_body` is a list's append.
 
-    call: which it carries, None at rest.
+    call: which it carries, None at rest. passing: what of its answer passes by the call.
 
     A read that is exactly one chunk, or one plain answer, is passed on and llhttp doesn't see it:
     between two of them it remembers nothing of those before.
@@ -55,6 +57,7 @@ class Connection(asyncio.Protocol):
         "call",
         "loop",
         "on_body",
+        "passing",
     )
 
     def __init__(self, keeper: Keeper, loop: asyncio.AbstractEventLoop) -> None:
@@ -74,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._silent_bytes = 0
         self._room: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.passing: Passing | None = None
         self._parser = httptools.HttpResponseParser(self)
 
     def begin(self, method: str, timeouts: Timeouts) -> Call:
@@ -84,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._in_head = True
         self._complete = self._until_close = self._keep = False
         self._chunk_ended = self._between_chunks = False
+        self.passing = None
         self._silent_bytes = 0
         return call
 
@@ -135,7 +140,7 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         """Closes at once; the engine sees a disconnect."""
-        self.call = None
+        self.call = self.passing = None
         self._keeper.forget(self)
         if self._transport is not None:
             self._transport.abort()
@@ -148,8 +153,22 @@ class Connection(asyncio.Protocol):
         if call is None:
             self.drop()  # nobody asked
         elif self._between_chunks:
-            line = size_line(len(data))
-            if line is not None and data.startswith(line) and data.endswith(_LINE_END):
+            size, passing = len(data), self.passing
+            line = size_line(size)
+            if line is None or not data.startswith(line):
+                self._parse(call, data)
+            elif (
+                passing is not None
+                and data.endswith(passing.ending)
+                and data.find(b"\n", len(line)) == size - 4
+            ):
+                passing.count += 1
+                passing.last_s = monotonic()
+                try:
+                    passing.write(data)
+                except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
+                    call.fail(error)
+            elif data.endswith(_LINE_END):
                 call.add_chunk(data, len(line))
             else:
                 self._parse(call, data)
@@ -264,7 +283,7 @@ class Connection(asyncio.Protocol):
             self._complete = True
 
     def _finish(self, call: Call, *, reusable: bool) -> None:
-        self.call = None
+        self.call = self.passing = None
         transport = self._transport
         if (
             transport is not None
@@ -281,7 +300,7 @@ class Connection(asyncio.Protocol):
         call.end()
 
     def _lost(self, exc: Exception | None) -> None:
-        call, self.call = self.call, None
+        call, self.call, self.passing = self.call, None, None
         self._keeper.forget(self)
         if call is None:
             return

@@ -111,7 +111,7 @@ class Reply:
 
         try:
             sink = request if cleaner is None else cast("Sink", Cleaned(request, cleaner))
-            await call.pump(sink, tap.feed, begin)
+            await call.pump(sink, tap, begin)
         except (UpstreamError, AnswerError) as error:
             failed = leg.broke(error, call.status)
             if not request.started:
@@ -203,11 +203,11 @@ class Reply:
         metrics, size = service.metrics, receipt.length_class
         metrics.requests.add(self._parsed.kind, size, str(self.status))
         ttft_s = tpot_s = None
-        if tap is not None and tap.first_s is not None and tap.last_s is not None:
+        if tap is not None and tap.first_s is not None:
             ttft_s = tap.first_s - self._view.arrival_s
             metrics.ttft_s.add(ttft_s, size)
             if tap.events > 2:
-                tpot_s = (tap.last_s - tap.first_s) / (tap.events - 2)
+                tpot_s = (tap.passing.last_s - tap.first_s) / (tap.events - 2)
                 metrics.tpot_s.add(tpot_s, size)
         if self.status != 499:
             metrics.slo.add(size, str(self._met(ttft_s, tpot_s)).lower())
@@ -247,7 +247,7 @@ class Cleaned:
         self._cleaner = cleaner
         self.write_chunk = None
         self.on_gone = request.on_gone
-        self.on_writable = request.on_writable
+        self.on_flow = request.on_flow
 
     @property
     def is_gone(self) -> bool:

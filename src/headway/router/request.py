@@ -84,6 +84,7 @@ class ClientRequest:
         "_declared",
         "_expects",
         "_failure",
+        "_flow_call",
         "_gone_calls",
         "_held",
         "_left",
@@ -93,7 +94,6 @@ class ClientRequest:
         "_size",
         "_waiter",
         "_wake_above",
-        "_writable_call",
         "created_s",
         "finished",
         "headers",
@@ -129,7 +129,7 @@ class ClientRequest:
         self._wake_above = -1
         self._waiter: asyncio.Future[None] | None = None
         self._gone_calls: list[Callable[[], object]] = []
-        self._writable_call: Callable[[], None] | None = None
+        self._flow_call: Callable[[], None] | None = None
         self._mute = self._chunked = self._close_delimited = False
         self._left = 0
         self._held = b""
@@ -276,9 +276,9 @@ class ClientRequest:
         calls.append(callback)
         return lambda: calls.remove(callback) if callback in calls else None
 
-    def on_writable(self, callback: Callable[[], None] | None) -> None:
-        """Calls back each time `writable` turns True again. One callback at a time."""
-        self._writable_call = callback
+    def on_flow(self, callback: Callable[[], None] | None) -> None:
+        """Calls back each time `writable` has changed. One callback at a time."""
+        self._flow_call = callback
 
     # What the connection tells the request.
 
@@ -312,8 +312,8 @@ class ClientRequest:
     def set_writable(self, *, writable: bool) -> None:
         """The transport's buffer filled or drained."""
         self.writable = writable
-        if writable and self._writable_call is not None:
-            self._writable_call()
+        if self._flow_call is not None:
+            self._flow_call()
 
     def leave(self) -> None:
         """The client left."""

@@ -5,6 +5,8 @@ Chunks are whatever the socket gave: an event, a line or a character may be cut 
 
 import json
 import re
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 from headway.router.answers import AnswerError, Usage, clean, usage_of
@@ -14,6 +16,7 @@ from headway.router.errors import Kind
 _START: Final = b"\ndata:"
 _KEEP: Final = len(_START) - 1
 _BOUNDARIES: Final = (b"\n\n", b"\n\r\n")
+_SAYS_NOTHING: Final = re.compile(rb'"finish_reason":null(?:[\]}]*,"[a-z_]+":null)*[\]}]+\n\n\Z')
 _TAIL_BYTES: Final = 4096
 _TRIM_BYTES: Final = 6144
 _DECODER: Final = json.JSONDecoder()
@@ -50,44 +53,79 @@ def error_at_start(data: bytes) -> tuple[int, bytes] | None:
     return code if isinstance(code, int) and 400 <= code < 600 else 500, body
 
 
+NO_ENDING: Final = b"\0"
+"""How no event ends."""
+
+
+class Passing:
+    """Events that go from the engine to the client without being kept, only counted.
+
+    With many streams a router's time goes to memory that every token touches, and most events
+    tell nothing about the answer's end. Each is one chunk (`http1.chunk`) of one line.
+
+    ending: how such chunks end, framing included; count: of them so far; write: takes them, set
+    before there are any; last_s: when the stream's latest bytes came (monotonic), 0 before.
+    """
+
+    __slots__ = ("count", "ending", "last_s", "write")
+    write: Callable[[bytes], object]
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ending = NO_ENDING
+        self.last_s = 0.0
+
+
 class StreamTap:
     """Counts a stream's events as they pass, without reading their JSON.
 
     events: so far (`[DONE]` is one). first_s: when the first event that follows from a token
-    came, None before it; last_s: when the latest bytes came. Both by the caller's clock.
+    came, None before it, by the caller's clock. passing: what of the stream need not be fed.
     """
 
-    __slots__ = ("_counted", "_events", "_kind", "_preamble", "_seen", "first_s", "last_s")
+    __slots__ = (
+        "_counted",
+        "_events",
+        "_kind",
+        "_preamble",
+        "_seen",
+        "first_s",
+        "passing",
+    )
 
     def __init__(self, kind: Kind = "chat") -> None:
         self.first_s: float | None = None
-        self.last_s: float | None = None
         self._kind = kind
         self._preamble = _PREAMBLE.get(kind, 0)
         self._seen = bytearray(_BOUNDARIES[0])  # an event starts after a line's end
         self._counted = 0  # of these bytes, those in which no further event can start
         self._events = 0
+        self.passing = Passing()
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Bytes that came at now_s. Most are only kept: they are counted many at once."""
         self._seen += data
-        self.last_s = now_s
+        self.passing.last_s = now_s
         if self.first_s is None and self.events > self._preamble:
             self.first_s = now_s
+        self.passing.ending = NO_ENDING if self.first_s is None else _ending(data)
         if len(self._seen) > _TRIM_BYTES:
             self._trim()
 
     @property
     def events(self) -> int:
         """So far."""
+        self._count()
+        return self._events + self.passing.count
+
+    def _count(self) -> None:
         seen = self._seen
         self._events += seen.count(_START, self._counted)
         self._counted = max(self._counted, len(seen) - _KEEP)
-        return self._events
 
     def _trim(self) -> None:
         """Forget all but the end."""
-        self._events = self.events
+        self._count()
         cut = len(self._seen) - _TAIL_BYTES
         del self._seen[:cut]
         self._counted -= cut
@@ -178,6 +216,21 @@ class StreamCleaner:
         if not (isinstance(fields, dict) and clean(fields, self._cached_tokens)):
             return line
         return b"data: " + dump(fields) + line[len(line.rstrip(b"\r\n")) :]
+
+
+def _ending(events: bytes) -> bytes:
+    """How a chunk ends that tells no more than the last of these events; else `NO_ENDING`.
+
+    That is from `"finish_reason":null` on, if nothing else is said after it.
+    """
+    found = _SAYS_NOTHING.search(events)
+    return _framed(found[0]) if found else NO_ENDING
+
+
+@lru_cache(maxsize=64)
+def _framed(ending: bytes) -> bytes:
+    """One object for all streams, so that it stays in the CPU's cache."""
+    return ending + b"\r\n"
 
 
 def _after(data: bytearray, mark: bytes, start: int) -> int:
