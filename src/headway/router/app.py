@@ -31,9 +31,8 @@ class App:
 
         If the client leaves, the task is cancelled, and with it every leg.
         """
-        task = asyncio.current_task()
-        if task is not None:
-            request.on_gone(task.cancel)
+        if request.task is not None:
+            request.on_gone(request.task.cancel)
         try:
             # Engines decode paths, so what a path means is judged decoded.
             path = unquote(request.path)

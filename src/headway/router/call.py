@@ -14,8 +14,8 @@ from headway.router.failures import (
     UpstreamDied,
 )
 from headway.router.http1 import Headers, chunk
+from headway.router.reads import Passing
 from headway.router.request import HOLD_BYTES, ClientGone
-from headway.router.sse import Passing
 
 _TICK_S: Final = 0.002
 

@@ -9,8 +9,7 @@ import httptools
 from headway.router.call import Call, Timeouts
 from headway.router.failures import BadUpstream, UpstreamDied, UpstreamError
 from headway.router.http1 import HEAD_BYTES, HEAD_FIELDS, Headers
-from headway.router.reads import size_line, whole_answer
-from headway.router.sse import Passing
+from headway.router.reads import Passing, size_line, whole_answer
 
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _SILENT_BYTES: Final = 65_536

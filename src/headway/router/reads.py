@@ -1,6 +1,7 @@
 """What a read from an engine is if it is just one thing: one chunk, or one plain answer."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -13,6 +14,8 @@ _ENDS: Final = frozenset(
     {b"content-length", b"transfer-encoding", b"connection", b"proxy-connection", b"keep-alive"}
 )
 """Fields that say where an answer ends, or its connection."""
+NO_ENDING: Final = b"\0"
+"""How no event ends."""
 
 
 def whole_answer(data: bytes) -> tuple[int, Headers, bytes] | None:
@@ -46,3 +49,22 @@ def size_line(length: int) -> bytes | None:
         if len(line) == digits + 2 and length > digits + 4:
             return line
     return None
+
+
+class Passing:
+    """Events that go from the engine to the client without being kept, only counted.
+
+    With many streams a router's time goes to memory that every token touches, and most events
+    tell nothing about the answer's end. Each is one chunk (`http1.chunk`) of one line.
+
+    ending: how such chunks end, framing included; count: of them so far; write: takes them, set
+    before there are any; last_s: when the stream's latest bytes came (monotonic), 0 before.
+    """
+
+    __slots__ = ("count", "ending", "last_s", "write")
+    write: Callable[[bytes], object]
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ending = NO_ENDING
+        self.last_s = 0.0

@@ -5,13 +5,13 @@ Chunks are whatever the socket gave: an event, a line or a character may be cut 
 
 import json
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
 
 from headway.router.answers import AnswerError, Usage, clean, usage_of
 from headway.router.bodies import TRANSFER_FIELDS, dump
 from headway.router.errors import Kind
+from headway.router.reads import NO_ENDING, Passing
 
 _START: Final = b"\ndata:"
 _KEEP: Final = len(_START) - 1
@@ -51,29 +51,6 @@ def error_at_start(data: bytes) -> tuple[int, bytes] | None:
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return None
     return code if isinstance(code, int) and 400 <= code < 600 else 500, body
-
-
-NO_ENDING: Final = b"\0"
-"""How no event ends."""
-
-
-class Passing:
-    """Events that go from the engine to the client without being kept, only counted.
-
-    With many streams a router's time goes to memory that every token touches, and most events
-    tell nothing about the answer's end. Each is one chunk (`http1.chunk`) of one line.
-
-    ending: how such chunks end, framing included; count: of them so far; write: takes them, set
-    before there are any; last_s: when the stream's latest bytes came (monotonic), 0 before.
-    """
-
-    __slots__ = ("count", "ending", "last_s", "write")
-    write: Callable[[bytes], object]
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.ending = NO_ENDING
-        self.last_s = 0.0
 
 
 class StreamTap:
