@@ -8,8 +8,12 @@ import random
 import time
 from urllib.parse import urlsplit
 
+import httpx
 import openai
 import pytest
+
+from headway.router.http1 import chunk
+from headway.router.sse import StreamTap
 
 from .conftest import free_port, metric
 
@@ -148,6 +152,22 @@ def test_the_handoff_is_no_cache_hit(routed):
     _, usage = asyncio.run(fresh())
     details = usage.prompt_tokens_details
     assert details is None or not details.cached_tokens
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_the_events_of_a_real_stream_pass_the_router_without_being_kept(routed, kind):
+    path = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}[kind]
+    asked = {"chat": {"messages": [{"role": "user", "content": "Count."}]}}
+    body = asked.get(kind, {"prompt": "Count: 1, 2,"})
+    body |= {"max_tokens": 20, "min_tokens": 20, "stream": True, "temperature": 0}
+    answer = httpx.post(routed.url + path, json=body, timeout=120)
+    events = [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
+    tap = StreamTap(kind)
+    tap.feed(events[0], 0.0)
+    passed = [event for event in events if chunk(event).endswith(tap.passing.ending)]
+    # All but the last token's, which says why the answer ended, and [DONE].
+    assert len(events) - 2 <= len(passed) <= len(events)
+    assert len(passed) >= 15
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.4, 1.0])
