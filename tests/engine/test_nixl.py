@@ -61,7 +61,7 @@ def test_a_platform_names_no_cores_for_transfers():
 
 
 PRINTS = """
-import sys
+import os, sys
 from vllm.plugins import load_general_plugins
 load_general_plugins()
 loaded = "nixl._api" in sys.modules
@@ -72,15 +72,16 @@ if loaded:
     delay = config.pthrDelay
 from vllm.platforms import current_platform
 named = current_platform.discover_numa_topology() != []
-print("\\n", loaded, delay, named)
+print("\\n", loaded, delay, named, os.environ.get("UCX_MEM_MMAP_HOOK_MODE"))
 """
 
 
 @pytest.mark.parametrize(
-    ("value", "says"), [("1000", "True 1000 False"), (None, "False None True")]
+    ("value", "says"), [("1000", "True 1000 False none"), (None, "False None True None")]
 )
 def test_vllm_loads_it_and_real_nixl_obeys(monkeypatch, value, says):
-    monkeypatch.delenv(nixl.WAIT_VARIABLE, raising=False)
+    for name in (nixl.WAIT_VARIABLE, "UCX_MEM_MMAP_HOOK_MODE"):
+        monkeypatch.delenv(name, raising=False)
     if value is not None:
         monkeypatch.setenv(nixl.WAIT_VARIABLE, value)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""NIXL on CPUs: its thread waits instead of spinning, and computing stays where it belongs.
+"""NIXL on CPUs: its threads wait instead of working, and computing stays where it belongs.
 
 NIXL's progress thread waits for events no longer than the agent's `pthrDelay`, which its Python
 API sets to 0: one thread of every worker spins. Beside a GPU that costs one of many cores; an
@@ -8,6 +8,10 @@ so a longer wait costs no latency.
 On CPUs vLLM's NIXL connector also binds the thread that sets it up to the last core of each NUMA
 node, to keep transfers apart from computing. It is the thread that computes: the workers of all
 engines of a machine would share that core, whatever cores they were given.
+
+UCX watches every change of the process's memory map to keep its cache of registrations true. On
+CPUs nothing that NIXL uses is in that cache, and computing maps and unmaps memory hundreds of
+times a second: each time a thread of UCX woke up on the computing core.
 
 vLLM loads this as a plugin (`vllm.general_plugins`) in each of its processes. It does nothing
 unless `WAIT_VARIABLE` is set, as `headway serve` does for engines on CPUs.
@@ -25,6 +29,7 @@ NIXL allows, 1,000 us, a decode engine of one core took 7 to 11% more time a tok
 _RCACHE_VARIABLE: Final = "UCX_RCACHE_MAX_UNRELEASED"
 _RCACHE: Final = "1024"
 """What vLLM sets before it imports NIXL, and can't afterwards."""
+_HOOKS_VARIABLE: Final = "UCX_MEM_MMAP_HOOK_MODE"
 
 _log = logging.getLogger("headway.engine")
 
@@ -35,6 +40,7 @@ def register() -> None:
     if not wait.isdecimal():
         return
     os.environ.setdefault(_RCACHE_VARIABLE, _RCACHE)
+    os.environ.setdefault(_HOOKS_VARIABLE, "none")
     try:
         bindings = importlib.import_module("nixl._api").nixlBind
         patient(bindings, int(wait))
