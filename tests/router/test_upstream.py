@@ -203,6 +203,7 @@ ODD_CHUNKS = {
     "size too large": (b"c\r\n0123456789\r\n", None),
     "negative": (b"-a\r\n0123456789\r\n", None),
     "no line end": (b"a\r\n0123456789ab", None),
+    "no line end but NUL": (b"a\r\n01234567\nab\0", None),
 }
 
 
@@ -215,8 +216,9 @@ def test_each_chunk_passes_as_the_parser_reads_it(run, name):
         for before in ([], [chunk(b"first")], [chunk(b"fir"), chunk(b"st")[:1], chunk(b"st")[1:]]):
             parts = [stream(end=b""), *before, odd, chunk(b"last"), b"0\r\n\r\n"]
             if expected is None:
-                with pytest.raises(BadUpstream):
-                    await carry(parts)
+                for tap in (None, StreamTap()):
+                    with pytest.raises(BadUpstream):
+                        await carry(parts, tap=tap)
             else:
                 _, body, keeper, _ = await carry(parts)
                 assert body == (b"first" if before else b"") + expected + b"last"
@@ -277,6 +279,26 @@ def test_of_an_ordinary_stream_all_but_its_ends_passes_by_the_call():
         assert body == MORE * 21 + b"".join(ends)
         assert (tap.passing.count, tap.events, tap.finish, tap.done) == (20, 23, "stop", True)
         assert call.last_byte_s == tap.passing.last_s > 0
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_full_holds_back_what_passes_by_the_call():
+    async def main():
+        connection = Connection(Keeper(), asyncio.get_running_loop())
+        connection.connection_made(transport := Transport())
+        sink, tap = Sink(), StreamTap()
+        pump = asyncio.ensure_future(connection.begin("GET", PATIENT).pump(sink, tap))
+        await asyncio.sleep(0)
+        connection.data_received(stream(MORE, end=b""))
+        connection.data_received(chunk(MORE))
+        assert (tap.passing.count, transport.reading) == (1, True)
+        sink.set_writable(False)
+        assert not transport.reading
+        sink.set_writable(True)
+        assert transport.reading
+        connection.data_received(b"0\r\n\r\n")
+        await pump
 
     asyncio.run(main())
 

@@ -154,23 +154,23 @@ class Connection(asyncio.Protocol):
         elif self._between_chunks:
             size, passing = len(data), self.passing
             line = size_line(size)
-            if line is None or not data.startswith(line):
-                self._parse(call, data)
-            elif (
-                passing is not None
-                and data.endswith(passing.ending)
-                and data.find(b"\n", len(line)) == size - 4
-            ):
-                passing.count += 1
-                passing.last_s = monotonic()
-                try:
-                    passing.write(data)
-                except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
-                    call.fail(error)
-            elif data.endswith(_LINE_END):
-                call.add_chunk(data, len(line))
-            else:
-                self._parse(call, data)
+            if line is not None and data.startswith(line):
+                if (
+                    passing is not None
+                    and data.endswith(passing.ending)
+                    and data.find(b"\n", len(line)) == size - 4
+                ):
+                    passing.count += 1
+                    passing.last_s = monotonic()
+                    try:
+                        passing.write(data)
+                    except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
+                        call.fail(error)
+                    return
+                if data.endswith(_LINE_END):
+                    call.add_chunk(data, len(line))
+                    return
+            self._parse(call, data)
         elif not (self._in_head and self._whole(call, data)):
             self._parse(call, data)
 

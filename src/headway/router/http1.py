@@ -259,7 +259,7 @@ def head_bytes(
         headers = [field for field in headers if field[0] not in dropped]
     head = b"%b%b%b\r\n" % (start, b"".join(map(_LINE, headers)), framing)
     breaks = len(headers) + start.count(b"\n") + framing.count(b"\n") + 1
-    if head.count(b"\n") != breaks or head.count(b"\r") != breaks or head.find(0) >= 0:
+    if head.count(b"\n") != breaks or head.count(b"\r") != breaks or head.find(b"\0") >= 0:
         raise ValueError("a header field contains a line break or NUL")
     return head
 

@@ -14,8 +14,8 @@ _ENDS: Final = frozenset(
     {b"content-length", b"transfer-encoding", b"connection", b"proxy-connection", b"keep-alive"}
 )
 """Fields that say where an answer ends, or its connection."""
-NO_ENDING: Final = b"\0"
-"""How no event ends."""
+NO_ENDING: Final[tuple[bytes, ...]] = ()
+"""How no event ends: nothing `endswith` it."""
 
 
 def whole_answer(data: bytes) -> tuple[int, Headers, bytes] | None:
@@ -66,5 +66,5 @@ class Passing:
 
     def __init__(self) -> None:
         self.count = 0
-        self.ending = NO_ENDING
+        self.ending: bytes | tuple[bytes, ...] = NO_ENDING
         self.last_s = 0.0

@@ -195,7 +195,7 @@ class StreamCleaner:
         return b"data: " + dump(fields) + line[len(line.rstrip(b"\r\n")) :]
 
 
-def _ending(events: bytes) -> bytes:
+def _ending(events: bytes) -> bytes | tuple[bytes, ...]:
     """How a chunk ends that tells no more than the last of these events; else `NO_ENDING`.
 
     That is from `"finish_reason":null` on, if nothing else is said after it.
