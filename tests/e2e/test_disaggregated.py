@@ -154,12 +154,15 @@ def test_the_handoff_is_no_cache_hit(routed):
     assert details is None or not details.cached_tokens
 
 
-@pytest.mark.parametrize("kind", ["chat", "completions"])
-def test_the_events_of_a_real_stream_pass_the_router_without_being_kept(routed, kind):
-    path = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}[kind]
-    asked = {"chat": {"messages": [{"role": "user", "content": "Count."}]}}
-    body = asked.get(kind, {"prompt": "Count: 1, 2,"})
-    body |= {"max_tokens": 20, "min_tokens": 20, "stream": True, "temperature": 0}
+@pytest.mark.parametrize(
+    ("kind", "path", "asked"),
+    [
+        ("chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Count."}]}),
+        ("completions", "/v1/completions", {"prompt": "Count: 1, 2,"}),
+    ],
+)
+def test_the_events_of_a_real_stream_pass_the_router_without_being_kept(routed, kind, path, asked):
+    body = {**asked, "max_tokens": 20, "min_tokens": 20, "stream": True, "temperature": 0}
     answer = httpx.post(routed.url + path, json=body, timeout=120)
     events = [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
     tap, kept = StreamTap(kind), []

@@ -31,8 +31,9 @@ class App:
 
         If the client leaves, the task is cancelled, and with it every leg.
         """
-        if request.task is not None:
-            request.on_gone(request.task.cancel)
+        task = asyncio.current_task()
+        if task is not None:
+            request.on_gone(task.cancel)
         try:
             # Engines decode paths, so what a path means is judged decoded.
             path = unquote(request.path)

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from math import inf
 from time import monotonic
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from headway.router.ends import Carrier, Sink, Tap
 from headway.router.failures import (
     FirstByteTimeout,
     IdleTimeout,
@@ -14,8 +15,10 @@ from headway.router.failures import (
     UpstreamDied,
 )
 from headway.router.http1 import Headers, chunk
-from headway.router.reads import Passing
 from headway.router.request import HOLD_BYTES, ClientGone
+
+if TYPE_CHECKING:
+    from headway.router.reads import Passing
 
 _TICK_S: Final = 0.002
 
@@ -32,69 +35,6 @@ class Timeouts(NamedTuple):
     first_byte_s: float
     idle_s: float
     total_s: float
-
-
-class Departing(Protocol):
-    """Someone who may leave. `ClientRequest` is one."""
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether they have left."""
-
-    def on_gone(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Calls back when they leave, at once if they have; returns a way to unsubscribe."""
-
-
-class Sink(Departing, Protocol):
-    """Where a body goes. `ClientRequest` is one."""
-
-    @property
-    def writable(self) -> bool:
-        """Whether more is welcome."""
-
-    def write(self, data: bytes) -> None:
-        """Takes a piece, even while `writable` is False."""
-
-    @property
-    def write_chunk(self) -> Callable[[bytes], object] | None:
-        """Once something was written: takes a piece framed by `http1.chunk`; None: can't."""
-
-    def on_flow(self, callback: Callable[[], None] | None) -> None:
-        """Calls back each time `writable` has changed."""
-
-
-class Tap(Protocol):
-    """Sees a body's pieces, and when they came (monotonic). `StreamTap` is one."""
-
-    passing: Passing
-
-    def feed(self, data: bytes, now_s: float) -> None:
-        """A piece."""
-
-
-class Carrier(Protocol):
-    """The connection that carries a call."""
-
-    loop: asyncio.AbstractEventLoop
-    passing: Passing | None
-
-    def write(self, data: bytes) -> None:
-        """Sends bytes of the request."""
-
-    async def room(self) -> None:
-        """Returns when the transport's buffer has room."""
-
-    def pause(self) -> None:
-        """Stops reading."""
-
-    def resume(self) -> None:
-        """Reads on."""
-
-    def drop(self) -> None:
-        """Closes at once; the engine sees a disconnect."""
-
-    def look_at(self, at_s: float) -> None:
-        """Calls `look` of the call it carries then, or before."""
 
 
 class Call:

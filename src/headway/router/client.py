@@ -278,8 +278,7 @@ class ClientConnection(asyncio.Protocol):
             self._deadline_s = inf
         else:
             self._set_deadline(self._hub.limits.body_timeout_s)
-        request.task = task = self._loop.create_task(self._answer(request))
-        self._hub.tasks[request] = task
+        self._hub.tasks[request] = self._loop.create_task(self._answer(request))
 
     def _read_body(self, request: ClientRequest, data: bytes) -> bytes:
         if self._chunks is not None:

@@ -70,7 +70,6 @@ class ClientRequest:
     method, path (undecoded, without query), query, headers (names lower-case), peer (address).
     created_s: monotonic time at which the head was complete.
     started, finished: how far the answer is.
-    task: answers it; None where nothing has to.
     is_gone: the client closed or reset the connection (its half too) before the answer ended.
     writable: False while the client reads too slowly; write() still takes data.
 
@@ -106,7 +105,6 @@ class ClientRequest:
         "peer",
         "query",
         "started",
-        "task",
         "writable",
     )
 
@@ -119,7 +117,6 @@ class ClientRequest:
         self.peer = peer
         self.created_s = time.monotonic()
         self.started = self.finished = self.is_gone = False
-        self.task: asyncio.Task[None] | None = None
         self.writable = True
         self.hold_bytes = HOLD_BYTES
         self._link = link

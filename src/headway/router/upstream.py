@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator
 from math import inf
 from typing import Final
 
-from headway.router.call import Call, Departing, Sink, Timeouts
+from headway.router.call import Call, Timeouts
 from headway.router.connection import Connection
+from headway.router.ends import Departing, Sink
 from headway.router.failures import (
     BadUpstream,
     ConnectFailed,
