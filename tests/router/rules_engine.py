@@ -49,6 +49,7 @@ class Seen:
         self.path = request.path
         self.query = request.query
         self.headers = request.headers
+        self.length = request.length
         self.body = body
 
     @property

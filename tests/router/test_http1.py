@@ -9,8 +9,8 @@ from headway.router.http1 import (
     BadRequest,
     HeadReader,
     chunk,
-    head_bytes,
     hop_by_hop,
+    lines,
     status_line,
 )
 
@@ -156,7 +156,7 @@ def test_what_follows_the_head_is_left_alone():
 
 def test_names_are_lower_case_and_values_bare():
     head, _ = read([START + b"X-A: \t b \t\r\nX-B:\r\nX-C:\xff\r\n\r\n"])
-    assert head.headers == [(b"host", b"a"), (b"x-a", b"b"), (b"x-b", b""), (b"x-c", b"\xff")]
+    assert head.headers == ((b"host", b"a"), (b"x-a", b"b"), (b"x-b", b""), (b"x-c", b"\xff"))
 
 
 def test_heads_that_differ_in_their_length_alone_are_told_apart():
@@ -165,8 +165,7 @@ def test_heads_that_differ_in_their_length_alone_are_told_apart():
             line = b"Content-Length: %b\r\n" % length if length else b""
             head, _ = read([b"POST / HTTP/1.1\r\n" + fields % line + b"\r\n"])
             assert head.length == int(length or b"0")
-            sent = [(b"content-length", length)] if length else []
-            assert sorted(head.headers) == sorted([(b"host", b"a"), (b"a", b"b"), *sent])
+            assert head.headers == ((b"host", b"a"), (b"a", b"b"))
 
 
 @pytest.mark.parametrize("first", [b"1", b"x", b""])
@@ -293,9 +292,7 @@ def test_fields_of_the_connection_are_named_for_removal():
 
 def test_a_head_is_written_without_the_fields_that_frame_the_message():
     headers = [(b"a", b"b"), (b"content-length", b"9"), (b"transfer-encoding", b"x")]
-    assert head_bytes(status_line(200), [*headers, (b"connection", b"close")], b"e: f\r\n") == (
-        b"HTTP/1.1 200 OK\r\na: b\r\ne: f\r\n\r\n"
-    )
+    assert lines([*headers, (b"connection", b"close"), (b"e", b"f")]) == b"a: b\r\ne: f\r\n"
     assert status_line(599) == b"HTTP/1.1 599 \r\n"
 
 
@@ -304,4 +301,4 @@ def test_a_head_is_written_without_the_fields_that_frame_the_message():
 )
 def test_a_field_that_would_split_the_head_is_not_written(field):
     with pytest.raises(ValueError, match="line break"):
-        head_bytes(status_line(200), [field], b"")
+        lines([field])

@@ -14,7 +14,7 @@ from headway.router.failures import (
     TotalTimeout,
     UpstreamDied,
 )
-from headway.router.http1 import Headers, chunk
+from headway.router.http1 import Field, chunk
 from headway.router.request import HOLD_BYTES, ClientGone
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class Timeouts(NamedTuple):
 class Call:
     """A request on its way and its answer.
 
-    status, headers, head_at_s (monotonic): valid once `UpstreamPool.send` has returned.
+    status, headers (without Content-Length), length (which it says, bytes; None where it isn't
+    said), head_at_s (monotonic): valid once `UpstreamPool.send` has returned.
     on_reused: the connection had carried a call before.
     """
 
@@ -66,6 +67,7 @@ class Call:
         "_write_chunk",
         "head_at_s",
         "headers",
+        "length",
         "limit_bytes",
         "on_reused",
         "status",
@@ -78,7 +80,8 @@ class Call:
         self._timeouts = timeouts
         self.on_reused = on_reused
         self.status = 0
-        self.headers: Headers = []
+        self.headers: tuple[Field, ...] = ()
+        self.length: int | None = None
         self.head_at_s = 0.0
         self._came_s = loop.time()
         self.streaming = False  # bytes of the body have come
@@ -186,10 +189,11 @@ class Call:
 
     # The connection's side.
 
-    def begin_answer(self, status: int, headers: Headers) -> None:
+    def begin_answer(self, status: int, headers: tuple[Field, ...], length: int | None) -> None:
         """The head has come."""
         self.status = status
         self.headers = headers
+        self.length = length
         self.head_at_s = monotonic()
         if not self._head.done():
             self._head.set_result(None)

@@ -329,7 +329,7 @@ class ClientConnection(asyncio.Protocol):
         """Answers what is no request, and closes."""
         body = error_body(status, message)
         head = RequestHead(
-            "GET", "/", b"", [], http10=False, keep_alive=False, length=0, expects_continue=False
+            "GET", "/", b"", (), http10=False, keep_alive=False, length=0, expects_continue=False
         )
         self._keep = False
         self._request = request = ClientRequest(self, head, self._peer)

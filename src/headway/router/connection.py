@@ -8,10 +8,9 @@ import httptools
 
 from headway.router.call import Call, Timeouts
 from headway.router.failures import BadUpstream, UpstreamDied, UpstreamError
-from headway.router.http1 import HEAD_BYTES, HEAD_FIELDS, Headers
+from headway.router.http1 import HEAD_BYTES, HEAD_FIELDS, Field
 from headway.router.reads import Passing, size_line, whole_answer
 
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _SILENT_BYTES: Final = 65_536
 """Bytes without body an answer may have in a row: framing, trailers."""
 _LINE_END: Final = b"\r\n"
@@ -66,7 +65,7 @@ class Connection(asyncio.Protocol):
         self.call: Call | None = None
         self._method = ""
         self._used = False
-        self._headers: Headers = []
+        self._headers: list[Field] = []
         self._parts: list[bytes] = []
         self.on_body = self._parts.append
         self._in_head = True  # the next bytes belong to a head
@@ -183,7 +182,7 @@ class Connection(asyncio.Protocol):
             return False
         status, headers, body = answer
         self._complete = self._keep = True
-        call.begin_answer(status, headers)
+        call.begin_answer(status, headers, len(body))
         if body:
             call.add_body(body, last=True)
         self._finish(call, reusable=True)
@@ -256,16 +255,20 @@ class Connection(asyncio.Protocol):
             return
         self._in_head = False
         headers, self._headers = self._headers, []  # what follows are trailers: dropped
-        framing = [field for field in headers if field[0] in _FRAMING]
-        for name, value in framing:
+        length: int | None = None
+        for name, value in headers:
             if name == b"transfer-encoding":
                 if value.lower() != b"chunked":
                     raise BadUpstream("the engine's answer has an unknown transfer coding")
                 self._chunk_ended = True
-        self._until_close = not framing and status not in {204, 304} and self._method != "HEAD"
+            elif name == b"content-length":
+                length = int(value)
+        framed = self._chunk_ended or length is not None
+        self._until_close = not framed and status not in {204, 304} and self._method != "HEAD"
         self._keep = self._parser.should_keep_alive()  # known here alone: not after the end
         if self.call is not None:
-            self.call.begin_answer(status, headers)
+            rest = [field for field in headers if field[0] != b"content-length"]
+            self.call.begin_answer(status, tuple(rest), length)
         if self._method == "HEAD":
             self._complete = True
             raise BadUpstream("a HEAD's answer ends here, whatever length it tells")

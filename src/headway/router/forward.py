@@ -8,7 +8,7 @@ from typing import Final
 
 from headway.core.routing.strategy import RETRY_AFTER_S
 from headway.router.bodies import TRANSFER_FIELDS, dump
-from headway.router.headers import answer_headers
+from headway.router.headers import answer_lines
 from headway.router.leg import Leg, LegFailed
 from headway.router.openai import BodyError
 from headway.router.record import Record
@@ -88,11 +88,10 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
     target = request.path.encode("latin-1")
     if request.query:
         target += b"?" + request.query
-    headers = service.upstream_headers(request.headers, engine)
-    headers += [field for field in request.headers if field[0] == b"content-length"]
+    lines = service.upstream_lines(request.headers, engine)
     timeouts = service.timeouts(0, streams=False)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
-        call = await leg.send(request.method, target, headers, body, timeouts)
+        call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)
         if call.status != 501:  # what an engine doesn't offer says nothing about its health
             leg.judge(call.status)
         service.metrics.routes.add(service.config.router.strategy, "passed through")
@@ -102,11 +101,8 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
 async def _answer(record: Record, call: Call) -> None:
     request = record.request
     # A redirect would send the client to the engine itself.
-    headers = [field for field in answer_headers(call.headers) if field[0] != b"location"]
-    lengths = [int(v) for name, v in call.headers if name == b"content-length" and v.isdigit()]
-    request.start(
-        call.status, [*headers, *record.headers()], length=lengths[0] if lengths else None
-    )
+    headers = [field for field in call.headers if field[0] != b"location"]
+    request.start(call.status, length=call.length, lines=answer_lines(headers) + record.lines())
     request.flush()
     try:
         await call.pump(request)
@@ -123,10 +119,9 @@ async def _read(request: ClientRequest, limit: int) -> bytes | None:
 
     Raises BodyError.
     """
-    fields = dict(request.headers)
-    if not fields.keys() & {b"content-length", b"transfer-encoding"}:
+    if request.length == 0:
         return b""
-    if int(fields.get(b"content-length", b"0")) > limit:
+    if request.length is not None and request.length > limit:
         raise BodyTooLarge(limit)
     types = [value.lower() for name, value in request.headers if name == b"content-type"]
     if types and not any(b"json" in value for value in types):

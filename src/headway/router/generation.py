@@ -172,16 +172,16 @@ class Generation:
         target = request.path.encode("latin-1")
         if request.query:
             target += b"?" + request.query
-        headers = service.upstream_headers(request.headers, engine)
-        if length is not None:
-            headers.append((b"content-length", b"%d" % length))
+        lines = service.upstream_lines(request.headers, engine)
         spent_s = self._spent_s
         if self.receipt.queue_s is None:
             self.receipt.queue_s = spent_s
         streams = self.parsed.stream if streams is None else streams
         timeouts = service.timeouts(self.view.prompt_tokens, streams=streams, spent_s=spent_s)
         # Sent again by the pool it would have the same id, and no budget would know.
-        call = await leg.send(request.method, target, headers, body, timeouts, resend=False)
+        call = await leg.send(
+            request.method, target, lines, body, timeouts, length=length, resend=False
+        )
         if call.status < 400:
             return call
         answer = await leg.read(call, ERROR_LIMIT_BYTES)

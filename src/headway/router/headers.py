@@ -1,8 +1,9 @@
 """Which headers pass between client and engine, each way. Names are lower-case throughout."""
 
+from functools import lru_cache
 from typing import Final
 
-from headway.router.http1 import HOP_BY_HOP, Headers, hop_by_hop
+from headway.router.http1 import HOP_BY_HOP, Field, Headers, hop_by_hop, lines
 
 # The sender frames the body anew.
 _FRAMING: Final = frozenset({b"content-length", b"expect"})
@@ -43,34 +44,44 @@ _REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | {
 }
 
 
-def upstream_headers(
-    headers: Headers, *, host: str, request_id: str, api_key: str | None
-) -> Headers:
-    """The headers of a request to an engine. Length and framing are the sender's to add.
+def upstream_lines(headers: Headers, *, host: str, request_id: str, api_key: str | None) -> bytes:
+    """The fields of a request to an engine, as lines. Framing is the sender's to add.
 
     host: of the engine, with its port. request_id: of this leg and attempt, its own for each.
     api_key: the engines' key, if they ask for one. The answer's bytes are to be passed on and
     read, so the engine may not compress them.
     """
-    passed: Headers = [(b"host", host.encode("ascii"))]
-    passed += _passed(headers, _CLIENT_DROPPED)
-    passed.append((b"accept-encoding", b"identity"))
-    passed.append((b"x-request-id", request_id.encode("ascii")))
-    if api_key is not None:
-        passed.append((b"authorization", b"Bearer " + api_key.encode("ascii")))
-    return passed
+    own = lines([(b"x-request-id", request_id.encode("ascii"))])
+    return _upstream_lines(tuple(headers), host, api_key) + own
 
 
-def answer_headers(headers: Headers, *, rewritten: bool = False) -> Headers:
-    """The headers of an engine's answer for the client. Length and framing are the sender's.
+def answer_lines(headers: Headers, *, rewritten: bool = False) -> bytes:
+    """The fields of an engine's answer for the client, as lines. Framing is the sender's.
 
     rewritten: the body isn't the engine's bytes, so nothing that describes those bytes passes.
     Otherwise a `content-encoding`, which the engine shouldn't use, passes: it stays true.
     """
-    return _passed(headers, _REWRITTEN_DROPPED if rewritten else _ANSWER_DROPPED)
+    return _answer_lines(tuple(headers), rewritten)
 
 
-def _passed(headers: Headers, dropped: frozenset[bytes]) -> Headers:
+# The same fields come again and again: a client's for each engine, an engine's for a second.
+
+
+@lru_cache(maxsize=256)
+def _upstream_lines(headers: tuple[Field, ...], host: str, api_key: str | None) -> bytes:
+    passed = [(b"host", host.encode("ascii")), *_passed(headers, _CLIENT_DROPPED)]
+    passed.append((b"accept-encoding", b"identity"))
+    if api_key is not None:
+        passed.append((b"authorization", b"Bearer " + api_key.encode("ascii")))
+    return lines(passed)
+
+
+@lru_cache(maxsize=256)
+def _answer_lines(headers: tuple[Field, ...], rewritten: bool) -> bytes:  # noqa: FBT001
+    return lines(_passed(headers, _REWRITTEN_DROPPED if rewritten else _ANSWER_DROPPED))
+
+
+def _passed(headers: tuple[Field, ...], dropped: frozenset[bytes]) -> list[Field]:
     """All but those dropped, ours, and those of the connection itself."""
     if b"connection" in dict(headers):
         dropped |= hop_by_hop(headers)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Final
 
 from headway.config import Health
-from headway.router.http1 import Headers
 from headway.router.state import Engine, Report
 from headway.router.upstream import Timeouts, UpstreamError
 
@@ -64,10 +63,10 @@ class Checker:
         *,
         now: Callable[[], float],
         say: Callable[[str], None],
-        headers: Callable[[], Headers],
+        lines: Callable[[], bytes],
         ejected: Callable[[], None],
     ) -> None:
-        """settings, headers: asked at each check, as a reload may change them.
+        """settings, lines (of a request's head): asked at each check; a reload may change them.
 
         ejected: called when the engine is.
         """
@@ -75,7 +74,7 @@ class Checker:
         self._settings = settings
         self._now = now
         self._say = say
-        self._headers = headers
+        self._lines = lines
         self._ejected = ejected
 
     async def run(self) -> None:
@@ -139,7 +138,7 @@ class Checker:
         upstream, limit_s = self._engine.upstream, self._settings().timeout_s
         timeouts = Timeouts(limit_s, limit_s, limit_s, 2 * limit_s)
         try:
-            call = await upstream.send("GET", target, self._headers(), b"", timeouts)
+            call = await upstream.send("GET", target, self._lines(), b"", timeouts)
             body = await call.read(METRICS_LIMIT_BYTES)
         except UpstreamError:
             return None

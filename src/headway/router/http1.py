@@ -11,6 +11,7 @@ asked for (RFC 9110, 7.8). Answers and chunked bodies are llhttp's (connection.p
 
 import re
 import time
+from collections.abc import Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -18,9 +19,10 @@ from typing import Final, NamedTuple
 
 from headway.core.errors import HeadwayError
 
-Headers = list[tuple[bytes, bytes]]
-JSON_TYPE: Final[tuple[bytes, bytes]] = (b"content-type", b"application/json")
+Field = tuple[bytes, bytes]
+Headers = Sequence[Field]
 """Fields in order; names are lower-case, values carry no white space at their ends."""
+JSON_TYPE: Final[Field] = (b"content-type", b"application/json")
 
 HEAD_BYTES: Final = 65_536
 HEAD_FIELDS: Final = 128
@@ -39,8 +41,9 @@ HOP_BY_HOP: Final = frozenset(
         b"http2-settings",
     }
 )
-_FRAMING: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length"})
-_ONCE: Final = {b"host": 400, b"content-length": 400, b"transfer-encoding": 501, b"expect": 417}
+FRAMING: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"content-length"})
+"""Fields that frame a message: whoever sends it adds them."""
+_ONCE: Final = {b"host": 400, b"transfer-encoding": 501, b"expect": 417}
 """Fields that may come once, and the answer to a request in which one is repeated."""
 # RFC 9112, 3 and 5, without white space where it is optional or tolerated in the request line.
 _REQUEST_LINE: Final = rb"([A-Z]+) ([!-\"$-~]+) HTTP/1\.([01])\r\n"
@@ -48,9 +51,11 @@ _REQUEST_LINE_BEGUN: Final = re.compile(rb"(?:[A-Z]+(?: (?:[!-\"$-~]+(?: [HTP/.0
 FIELD_LINES: Final = rb"(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*\r\n)*"
 _START: Final = re.compile(_REQUEST_LINE + FIELD_LINES)
 _FIELDS: Final = re.compile(FIELD_LINES)
-FIELD: Final = re.compile(rb"([^:\n]+):([^\r]*)\r\n")
+_FIELD: Final = re.compile(rb"([^:\n]+):([^\r]*)\r\n")
 _LINE: Final = b"%b: %b\r\n".__mod__
-_LENGTH: Final = re.compile(rb"\r\ncontent-length:[\t ]*([0-9]{1,18})[\t ]*(?=\r\n)", re.IGNORECASE)
+LENGTH_LINE: Final = re.compile(
+    rb"\r\ncontent-length:[\t ]*([0-9]{1,18})[\t ]*(?=\r\n)", re.IGNORECASE
+)
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?]+", re.IGNORECASE)
 _HOST: Final = re.compile(
     rb"(?:[A-Za-z0-9._~%!$&'()*+;=-]+|\[[0-9A-Fa-f:.%A-Za-z]+\])(?::\d{0,5})?"
@@ -70,13 +75,13 @@ class RequestHead(NamedTuple):
     """A valid request head.
 
     path: as sent, undecoded, without the query. query: without the question mark.
-    length: of the body in bytes; None if it comes in chunks.
+    headers: without Content-Length. length: of the body in bytes; None if it comes in chunks.
     """
 
     method: str
     path: str
     query: bytes
-    headers: Headers
+    headers: tuple[Field, ...]
     http10: bool
     keep_alive: bool
     length: int | None
@@ -131,24 +136,23 @@ class HeadReader:
         self._checked = begun
 
     def _head(self, raw: bytes) -> RequestHead:
-        found = _LENGTH.search(raw)
+        found = LENGTH_LINE.search(raw)
         if found is None:
             head = _parse(raw)
         else:
             # A client's heads often differ in this line alone, so the others are known already.
-            rest = _parse(raw[: found.start()] + raw[found.end() :])
-            if rest.length != 0 or b"content-length" in dict(rest.headers):
+            head = _parse(raw[: found.start()] + raw[found.end() :])
+            if head.length != 0:
                 raise BadRequest(400, "Content-Length goes with no other length or coding")
-            headers = [*rest.headers, (b"content-length", found[1])]
-            head = RequestHead(*rest[:3], headers, *rest[4:6], int(found[1]), rest[7])
-        if len(head.headers) > self._max_headers:
+            head = head._replace(length=int(found[1]))
+        if len(head.headers) + (found is not None) > self._max_headers:
             raise BadRequest(431, f"more than {self._max_headers} header fields")
         return head
 
 
 @lru_cache(maxsize=256)
 def _parse(raw: bytes) -> RequestHead:
-    """A whole head; nothing of the result may be changed. Raises BadRequest."""
+    """A whole head but for its Content-Length. Raises BadRequest."""
     start = _START.fullmatch(raw, 0, len(raw) - 2)
     if start is None:
         raise BadRequest(400, "the request head is malformed, or not HTTP/1.0 or HTTP/1.1")
@@ -157,11 +161,10 @@ def _parse(raw: bytes) -> RequestHead:
         raise BadRequest(501, f"method {method.decode('latin-1')} isn't supported")
     http10 = version == b"0"
     path, query = _target(url)
-    headers = [
-        (name.lower(), value.strip(b" \t"))
-        for name, value in FIELD.findall(raw, start.end(3), len(raw) - 2)
-    ]
+    headers = fields_of(raw, start.end(3), len(raw) - 2)
     fields = dict(headers)
+    if b"content-length" in fields:
+        raise BadRequest(400, "Content-Length must be a decimal number, and only one")
     if len(fields) < len(headers):
         _check_repeated([name for name, _ in headers])
     options = tokens(b",".join([value for name, value in headers if name == b"connection"]))
@@ -205,12 +208,10 @@ def _check_host(host: bytes | None, *, http10: bool) -> None:
 
 
 def _length(fields: dict[bytes, bytes], *, http10: bool) -> int | None:
-    """Of the body in bytes; None if it comes in chunks."""
-    length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
+    """Of the body without a Content-Length: 0, or None if it comes in chunks."""
+    coding = fields.get(b"transfer-encoding")
     if coding is None:
-        return content_length(length) if length is not None else 0
-    if length is not None:
-        raise BadRequest(400, "Content-Length and Transfer-Encoding exclude each other")
+        return 0
     if http10:
         raise BadRequest(400, "HTTP/1.0 has no Transfer-Encoding")
     if coding.lower() != b"chunked":
@@ -224,13 +225,6 @@ def _expects_continue(expected: bytes | None) -> bool:
     if expected.lower() != b"100-continue":
         raise BadRequest(417, "the only expectation supported is 100-continue")
     return True
-
-
-def content_length(value: bytes) -> int:
-    """A Content-Length: decimal digits alone. Raises BadRequest(400)."""
-    if not value.isdigit() or len(value) > 18:
-        raise BadRequest(400, "Content-Length must be a decimal number")
-    return int(value)
 
 
 def tokens(value: bytes) -> list[bytes]:
@@ -247,21 +241,23 @@ def hop_by_hop(headers: Headers) -> frozenset[bytes]:
     return names
 
 
-def head_bytes(
-    start: bytes, headers: Headers, framing: bytes, dropped: frozenset[bytes] = _FRAMING
-) -> bytes:
-    """A head: start line, fields but for those that frame the message, then `framing`.
+def fields_of(raw: bytes, start: int, end: int) -> tuple[Field, ...]:
+    """The fields of lines that match FIELD_LINES."""
+    found = _FIELD.findall(raw, start, end)
+    return tuple([(name.lower(), value.strip(b" \t")) for name, value in found])
 
-    framing: whole lines. dropped: names of the fields left out. Raises ValueError for a line
-    break or NUL inside a field.
+
+def lines(headers: Iterable[Field], dropped: frozenset[bytes] = FRAMING) -> bytes:
+    """Fields as lines, but for those `dropped`.
+
+    Raises ValueError for a line break or NUL in a field.
     """
-    if not dropped.isdisjoint(dict(headers)):
-        headers = [field for field in headers if field[0] not in dropped]
-    head = b"%b%b%b\r\n" % (start, b"".join(map(_LINE, headers)), framing)
-    breaks = len(headers) + start.count(b"\n") + framing.count(b"\n") + 1
-    if head.count(b"\n") != breaks or head.count(b"\r") != breaks or head.find(b"\0") >= 0:
+    kept = [field for field in headers if field[0] not in dropped]
+    made = b"".join(map(_LINE, kept))
+    breaks = len(kept)
+    if made.count(b"\n") != breaks or made.count(b"\r") != breaks or made.find(b"\0") >= 0:
         raise ValueError("a header field contains a line break or NUL")
-    return head
+    return made
 
 
 _STATUS_LINES: Final = {

@@ -35,7 +35,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         engine: Engine,
         status: int,
         cause: str,
-        headers: Headers | None = None,
+        headers: Headers = (),
         body: bytes | None = None,
         *,
         too_long: bool = False,
@@ -45,7 +45,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         self.engine = engine
         self.status = status
         self.cause = cause
-        self.headers = headers or []
+        self.headers = headers
         self.body = body
         self.too_long = too_long
         self.stale = stale
@@ -107,15 +107,16 @@ class Leg:
         self,
         method: str,
         target: bytes,
-        headers: Headers,
+        lines: bytes,
         body: bytes | AsyncIterator[bytes],
         timeouts: Timeouts,
         *,
+        length: int | None = None,
         resend: bool = True,
     ) -> Call:
         """Send it; returns with the answer's head. Raises LegFailed.
 
-        resend: see `UpstreamPool.send`.
+        lines, length, resend: see `UpstreamPool.send`.
         """
         self.sent_s = self._now()
         self._ticket = self.engine.breaker.allow(self.sent_s)
@@ -123,7 +124,7 @@ class Leg:
             raise LegFailed(self.engine, 0, "breaker open")
         try:
             self._call = await self.engine.upstream.send(
-                method, target, headers, body, timeouts, resend=resend
+                method, target, lines, body, timeouts, length=length, resend=resend
             )
         except UpstreamError as error:
             if error.sent_on_reused:

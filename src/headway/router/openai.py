@@ -16,8 +16,8 @@ from headway.router.errors import BodyError, Kind, error_body, stream_error, too
 from headway.router.headers import (
     ANSWER_HEADERS_DROPPED,
     CLIENT_HEADERS_DROPPED,
-    answer_headers,
-    upstream_headers,
+    answer_lines,
+    upstream_lines,
 )
 from headway.router.http1 import Headers
 from headway.router.rewrite import decode_body, prefill_body, whole_body
@@ -32,7 +32,7 @@ __all__ = [
     "Kind",
     "Parsed",
     "Usage",
-    "answer_headers",
+    "answer_lines",
     "decode_body",
     "error_body",
     "handoff_params",
@@ -41,7 +41,7 @@ __all__ = [
     "stream_error",
     "strip_answer",
     "too_long",
-    "upstream_headers",
+    "upstream_lines",
     "usage_of",
     "whole_body",
 ]

@@ -5,40 +5,44 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from headway.router.http1 import FIELD, FIELD_LINES, HEAD_FIELDS, Headers
+from headway.router.http1 import FIELD_LINES, HEAD_FIELDS, LENGTH_LINE, Field, fields_of
 
 _HEAD: Final = re.compile(
-    rb"HTTP/1\.1 ([2-5][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n(" + FIELD_LINES + rb")\r\n"
+    rb"HTTP/1\.1 ([2-5][0-9]{2})(?: [\t -~\x80-\xff]*)?\r\n(" + FIELD_LINES + rb")"
 )
 _ENDS: Final = frozenset(
     {b"content-length", b"transfer-encoding", b"connection", b"proxy-connection", b"keep-alive"}
 )
 """Fields that say where an answer ends, or its connection."""
+_BODILESS: Final = frozenset({204, 304})
 NO_ENDING: Final[tuple[bytes, ...]] = ()
 """How no event ends: nothing `endswith` it."""
 
 
-def whole_answer(data: bytes) -> tuple[int, Headers, bytes] | None:
-    """Status, fields and body of bytes that are one answer, to its end and no further.
+def whole_answer(data: bytes) -> tuple[int, tuple[Field, ...], bytes] | None:
+    """Status, fields but Content-Length, and body of bytes that are one answer and nothing more.
 
     None for anything but the plainest: a final status, a length, and not a word about the
     connection. It says nothing about bytes that aren't such an answer.
     """
-    head = _HEAD.match(data)
+    end = data.find(b"\r\n\r\n") + 2
+    length = LENGTH_LINE.search(data, 0, end)
+    if length is None or length[1] != b"%d" % (len(data) - end - 2):
+        return None
+    # An engine's heads often differ in this line alone, so the others are known already.
+    head = _plain_head(data[: length.start()] + data[length.end() : end])
+    return None if head is None else (*head, data[end + 2 :])
+
+
+@lru_cache(maxsize=256)
+def _plain_head(lines: bytes) -> tuple[int, tuple[Field, ...]] | None:
+    """Status and fields of a head without its Content-Length and its end."""
+    head = _HEAD.fullmatch(lines)
     if head is None:
         return None
-    headers = [
-        (name.lower(), value.strip(b" \t"))
-        for name, value in FIELD.findall(data, head.start(2), head.end(2))
-    ]
-    ends = [field for field in headers if field[0] in _ENDS]
-    if len(ends) != 1 or len(headers) > HEAD_FIELDS or head[1] in {b"204", b"304"}:
-        return None
-    name, length = ends[0]
-    body = data[head.end() :]
-    if name != b"content-length" or not length.isdigit() or length != b"%d" % len(body):
-        return None
-    return int(head[1]), headers, body
+    status, headers = int(head[1]), fields_of(lines, head.start(2), head.end(2))
+    plain = status not in _BODILESS and len(headers) < HEAD_FIELDS
+    return (status, headers) if plain and _ENDS.isdisjoint(dict(headers)) else None
 
 
 @lru_cache(maxsize=4096)

@@ -8,8 +8,6 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Final
 
-from headway.router.http1 import Headers
-
 _UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
 _STAGES: Final = (b"queue", b"prefill", b"handoff", b"decode")
 
@@ -60,13 +58,12 @@ def _route(strategy: str, reason: str, length_class: str, engines: tuple[str, ..
     return "; ".join(fields).encode("ascii")
 
 
-def receipt_headers(receipt: Receipt) -> Headers:
-    """Both headers; `Server-Timing` only if there is a time to tell."""
-    headers: Headers = [(b"x-headway-route", route(receipt))]
+def receipt_lines(receipt: Receipt) -> bytes:
+    """Both headers as lines; `Server-Timing` only if there is a time to tell."""
     timing = server_timing(receipt)
-    if timing:
-        headers.append((b"server-timing", timing))
-    return headers
+    if not timing:
+        return b"x-headway-route: %b\r\n" % route(receipt)
+    return b"x-headway-route: %b\r\nserver-timing: %b\r\n" % (route(receipt), timing)
 
 
 def log_line(receipt: Receipt, **more: str | float | bool | None) -> str:

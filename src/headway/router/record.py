@@ -4,7 +4,7 @@ from typing import Final
 
 from headway.router.errors import Kind, error_body
 from headway.router.http1 import JSON_TYPE, Headers
-from headway.router.receipt import Receipt, log_line, receipt_headers
+from headway.router.receipt import Receipt, log_line
 from headway.router.request import ClientRequest
 from headway.router.service import Service
 
@@ -33,17 +33,14 @@ class Record:
         receipt = self.receipt
         receipt.reason, receipt.engines, receipt.queue_s = reason, engines, queue_s
 
-    def headers(self) -> Headers:
-        """What the answer says about the request."""
-        service = self.service
-        client_id = service.client_id(self.request, self.receipt.request_id)
-        receipt = receipt_headers(self.receipt) if service.config.router.receipt else []
-        return [(b"x-request-id", client_id), *receipt]
+    def lines(self) -> bytes:
+        """What the answer's head says about the request."""
+        return self.service.answer_lines(self.request, self.receipt)
 
     def respond(self, status: int, reason: str, headers: Headers, body: bytes) -> None:
         """A whole answer of the router's own."""
         self.served(reason, *self.receipt.engines)
-        self.request.respond(status, [*headers, *self.headers()], body)
+        self.request.respond(status, headers, body, lines=self.lines())
         self.end(status)
 
     def refuse(
@@ -52,7 +49,7 @@ class Record:
         message: str,
         reason: str,
         *,
-        headers: Headers | None = None,
+        headers: Headers = (),
         param: str | None = None,
         code: str | None = None,
     ) -> None:
@@ -60,7 +57,7 @@ class Record:
         messages = self.request.path.startswith("/v1/messages")
         form: Kind = self.kind or ("messages" if messages else "chat")
         body = error_body(status, message, param=param, code=code, kind=form)
-        self.respond(status, reason, [JSON_TYPE, *(headers or ())], body)
+        self.respond(status, reason, [JSON_TYPE, *headers], body)
 
     def end(self, status: int, *, broke_off: bool = False) -> None:
         """Count and log it, once. status: 499 if the client left."""

@@ -9,8 +9,8 @@ from headway.core.routing.views import RequestView
 from headway.router.answers import AnswerError
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.leg import Leg, LegFailed
-from headway.router.openai import Parsed, answer_headers, error_body, stream_error, strip_answer
-from headway.router.receipt import Receipt, log_line, receipt_headers
+from headway.router.openai import Parsed, answer_lines, error_body, stream_error, strip_answer
+from headway.router.receipt import Receipt, log_line
 from headway.router.request import ClientRequest
 from headway.router.service import Service
 from headway.router.sse import StreamCleaner, StreamTap, error_at_start
@@ -81,8 +81,8 @@ class Reply:
                 raise leg.broke(error, call.status) from error
         self._mark_first(leg)
         self.status = call.status
-        headers = answer_headers(call.headers, rewritten=clean) + self._receipt_headers()
-        self._request.respond(call.status, headers, body)
+        lines = answer_lines(call.headers, rewritten=clean) + self._own_lines()
+        self._request.respond(call.status, (), body, lines=lines)
         counts = _PROMPT_TOKENS.findall(body[-_USAGE_BYTES:])
         if counts:
             self.learn_length(int(counts[-1]))
@@ -132,8 +132,8 @@ class Reply:
             on_first()
         self._mark_first(leg)
         self.status = call.status
-        headers = answer_headers(call.headers, rewritten=rewritten) + self._receipt_headers()
-        self._request.start(call.status, headers)
+        lines = answer_lines(call.headers, rewritten=rewritten) + self._own_lines()
+        self._request.start(call.status, lines=lines)
 
     def _mark_first(self, leg: Leg) -> None:
         """The first bytes of the answer came from `leg`."""
@@ -164,8 +164,8 @@ class Reply:
             self.refuse(failure.client_status, f"the engine gave no answer ({failure.cause})")
             return
         self.status = failure.status
-        headers = answer_headers(failure.headers) + self._receipt_headers()
-        self._request.respond(failure.status, headers, failure.body)
+        lines = answer_lines(failure.headers) + self._own_lines()
+        self._request.respond(failure.status, (), failure.body, lines=lines)
 
     def refuse_route(self, route: Route) -> None:
         """The strategy found no engine."""
@@ -175,19 +175,15 @@ class Reply:
             seconds = b"%d" % max(1, round(route.retry_after_s or 1))
             self.refuse(route.status, str(route.reason), [(b"retry-after", seconds)])
 
-    def refuse(self, status: int, message: str, headers: Headers | None = None) -> None:
+    def refuse(self, status: int, message: str, headers: Headers = ()) -> None:
         """An error of the router's own."""
         self.status = status
         code = "context_length_exceeded" if status == 400 else None
         body = error_body(status, message, code=code, kind=self._parsed.kind)
-        self._request.respond(status, [JSON_TYPE, *(headers or ()), *self._receipt_headers()], body)
+        self._request.respond(status, [JSON_TYPE, *headers], body, lines=self._own_lines())
 
-    def _receipt_headers(self) -> Headers:
-        service = self._service
-        headers = [(b"x-request-id", service.client_id(self._request, self._view.id))]
-        if service.config.router.receipt:
-            headers += receipt_headers(self._receipt)
-        return headers
+    def _own_lines(self) -> bytes:
+        return self._service.answer_lines(self._request, self._receipt)
 
     def learn_length(self, prompt_tokens: int) -> None:
         """An engine said how many tokens the prompt has."""

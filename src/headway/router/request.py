@@ -7,7 +7,8 @@ from typing import Final, Protocol
 
 from headway.core.errors import HeadwayError
 from headway.router.errors import BodyError
-from headway.router.http1 import Headers, RequestHead, chunk, date_line, head_bytes, status_line
+from headway.router.http1 import Headers, RequestHead, chunk, date_line, status_line
+from headway.router.http1 import lines as lines_of
 
 HOLD_BYTES: Final = 262_144
 """Body bytes kept for a reader that isn't asking, and answer bytes kept for a slow client."""
@@ -67,7 +68,9 @@ class Link(Protocol):
 class ClientRequest:
     """A request and the means to answer it.
 
-    method, path (undecoded, without query), query, headers (names lower-case), peer (address).
+    method, path (undecoded, without query), query, headers (names lower-case; without
+    Content-Length), peer (address).
+    length: of the body in bytes; None if it comes in chunks.
     created_s: monotonic time at which the head was complete.
     started, finished: how far the answer is.
     is_gone: the client closed or reset the connection (its half too) before the answer ended.
@@ -81,7 +84,6 @@ class ClientRequest:
         "_chunked",
         "_close_delimited",
         "_complete",
-        "_declared",
         "_expects",
         "_failure",
         "_flow_call",
@@ -100,6 +102,7 @@ class ClientRequest:
         "hold_bytes",
         "http10",
         "is_gone",
+        "length",
         "method",
         "path",
         "peer",
@@ -120,7 +123,7 @@ class ClientRequest:
         self.writable = True
         self.hold_bytes = HOLD_BYTES
         self._link = link
-        self._declared = head.length
+        self.length = head.length
         self._expects = head.expects_continue
         self._complete = head.length == 0
         self._failure: BodyError | None = None
@@ -140,7 +143,7 @@ class ClientRequest:
         Raises BodyTooLarge (before reading where the length is declared), BodyTimeout,
         BodyMalformed, ClientGone.
         """
-        if self._declared is not None and self._declared > limit:
+        if self.length is not None and self.length > limit:
             raise BodyTooLarge(limit)
         if not self._complete:
             self._ask(limit)
@@ -168,12 +171,21 @@ class ClientRequest:
             else:
                 await self._more(0)
 
-    def start(self, status: int, headers: Headers, *, length: int | None = None) -> None:
+    def start(
+        self,
+        status: int,
+        headers: Headers = (),
+        *,
+        length: int | None = None,
+        lines: bytes = b"",
+    ) -> None:
         """Begins the answer; its head leaves with the first bytes of its body, or at `flush`.
 
-        Fields that frame the message are left out of `headers`.
+        headers: without those that frame the message; they are left out. lines: more of them,
+        as `http1.lines` writes them. length: of the body; None if unknown (chunks, or the
+        connection's end for HTTP/1.0).
 
-        length: of the body; None if unknown (chunks, or the connection's end for HTTP/1.0).
+        Raises ValueError for a line break or NUL in one of `headers`.
         """
         if self.started:
             raise RuntimeError("the answer has begun already")
@@ -194,9 +206,11 @@ class ClientRequest:
             framing += b"connection: close\r\n"
         elif self.http10:
             framing += b"connection: keep-alive\r\n"
-        if b"date" not in dict(headers):
+        if headers:
+            lines = lines_of(headers) + lines
+        if b"\r\ndate: " not in lines and not lines.startswith(b"date: "):
             framing += date_line()
-        self._held = head_bytes(status_line(status), headers, framing)
+        self._held = b"%b%b%b\r\n" % (status_line(status), lines, framing)
 
     def flush(self) -> None:
         """Sends the head if nothing of the body has come yet."""
@@ -250,9 +264,9 @@ class ClientRequest:
         self.flush()
         self._link.answered()
 
-    def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer."""
-        self.start(status, headers, length=len(body))
+    def respond(self, status: int, headers: Headers, body: bytes, *, lines: bytes = b"") -> None:
+        """A whole answer; see `start`."""
+        self.start(status, headers, length=len(body), lines=lines)
         if not self._mute:
             self._held += body
         self._left = 0

@@ -24,8 +24,9 @@ from headway.core.routing.strategy import STRATEGY_BY_NAME
 from headway.core.routing.views import PoolView
 from headway.router import headers as passed
 from headway.router.health import Checker
-from headway.router.http1 import Headers
+from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.metrics import Metrics
+from headway.router.receipt import Receipt, receipt_lines
 from headway.router.request import ClientRequest
 from headway.router.state import Engine, Pool
 from headway.router.tokens import TokenCounter
@@ -143,7 +144,7 @@ class Service:
             lambda: self.config.router.health,
             now=self.now,
             say=self.say,
-            headers=lambda: self._own_headers(engine),
+            lines=lambda: self.upstream_lines((), engine),
             ejected=lambda: self.prefixes.forget(engine.id),
         )
 
@@ -208,19 +209,21 @@ class Service:
         total_s = max(0.0, limits.total_s - spent_s)
         return Timeouts(limits.connect_s, first_s if streams else total_s, limits.idle_s, total_s)
 
-    def upstream_headers(self, headers: Headers, engine: Engine) -> Headers:
+    def upstream_lines(self, headers: Headers, engine: Engine) -> bytes:
         """A client's headers as this engine gets them, with an id of its own for each leg."""
-        return passed.upstream_headers(
+        return passed.upstream_lines(
             headers, host=engine.authority, request_id=self.new_id(), api_key=self.engine_key
         )
-
-    def _own_headers(self, engine: Engine) -> Headers:
-        return self.upstream_headers([], engine)
 
     def client_id(self, request: ClientRequest, own: str) -> bytes:
         """The client's correlation id where it sent a sane one, else the request's own."""
         value = dict(request.headers).get(b"x-request-id")
         return value if value is not None and _SAFE_ID.fullmatch(value) else own.encode()
+
+    def answer_lines(self, request: ClientRequest, receipt: Receipt) -> bytes:
+        """What the head of every answer says about its request."""
+        line = b"x-request-id: %b\r\n" % self.client_id(request, receipt.request_id)
+        return line + receipt_lines(receipt) if self.config.router.receipt else line
 
     def release(self, handoff: Handoff, params: Params, engine: Engine | None) -> None:
         """Have the prefill engine told that nobody will pull this KV, in the background.
@@ -236,10 +239,10 @@ class Service:
         if engine is not None:
             body = {"model": RELEASE_MODEL, "prompt": "-", "max_tokens": 1}
             sent = json.dumps({**body, "kv_transfer_params": dict(params)}).encode()
-            headers = [(b"content-type", b"application/json"), *self._own_headers(engine)]
+            lines = self.upstream_lines([JSON_TYPE], engine)
             try:
                 call = await engine.upstream.send(
-                    "POST", b"/v1/completions", headers, sent, RELEASE_TIMEOUTS, resend=False
+                    "POST", b"/v1/completions", lines, sent, RELEASE_TIMEOUTS, resend=False
                 )
                 await call.read(1 << 20)
                 freed = call.status == 404

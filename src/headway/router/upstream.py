@@ -26,7 +26,6 @@ from headway.router.failures import (
     UpstreamDied,
     UpstreamError,
 )
-from headway.router.http1 import HOP_BY_HOP, Headers, content_length, head_bytes
 
 __all__ = [
     "BadUpstream",
@@ -46,7 +45,6 @@ __all__ = [
 
 _METHOD: Final = re.compile(r"[A-Z]+")
 _TARGET: Final = re.compile(rb"/[!-~]*")
-_DROPPED: Final = HOP_BY_HOP | {b"content-length", b"expect"}
 _ONE_WRITE_BYTES: Final = 65_536
 """Of a body that is joined to its head."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
@@ -79,7 +77,7 @@ class UpstreamPool:
         self._busy: set[Connection] = set()
         self._closed = False
         literal = f"[{host}]" if ":" in host else host
-        self._host_field = f"{literal}:{port}".encode()
+        self._host_line = f"host: {literal}:{port}\r\n".encode()
 
     @property
     def idle(self) -> int:
@@ -100,17 +98,19 @@ class UpstreamPool:
         self,
         method: str,
         target: bytes,
-        headers: Headers,
+        lines: bytes,
         body: bytes | AsyncIterator[bytes],
         timeouts: Timeouts,
         *,
+        length: int | None = None,
         client: Departing | None = None,
         resend: bool = True,
     ) -> Call:
         """Sends a request and returns once the head of its answer is here.
 
-        headers: Host is added if absent; fields that frame the message are replaced, but for
-        the Content-Length of a body that is an iterator (chunked without one).
+        lines: of the head (`http1.lines`), none of which frames the message. Host is added
+        unless it is the first of them.
+        length: of a body that is an iterator (chunked without one).
         client: if it leaves meanwhile, the call is aborted and ClientGone raised. Cancelling
         does the same.
         resend: a connection that was used before may die because the engine closed it just
@@ -122,8 +122,9 @@ class UpstreamPool:
         BadUpstream; IdleTimeout if the engine stops taking an iterator's bytes; whatever the
         iterator raises.
         """
-        length = len(body) if isinstance(body, bytes) else _declared(headers)
-        head = self._request_head(method, target, headers, length)
+        if isinstance(body, bytes):
+            length = len(body)
+        head = self._request_head(method, target, lines, length)
         connection = self._take_idle()
         while True:
             if connection is None:
@@ -199,20 +200,17 @@ class UpstreamPool:
             raise ConnectFailed(f"{self.host}:{self.port}: {error}") from error
         return connection
 
-    def _request_head(
-        self, method: str, target: bytes, headers: Headers, length: int | None
-    ) -> bytes:
+    def _request_head(self, method: str, target: bytes, lines: bytes, length: int | None) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request line: {method} {target!r}")
-        if b"host" not in dict(headers):
-            headers = [(b"host", self._host_field), *headers]
+        if not lines.startswith(b"host: "):
+            lines = self._host_line + lines
         framing = b""
         if length is None:
             framing = b"transfer-encoding: chunked\r\n"
         elif length or method not in _BODILESS:
             framing = b"content-length: %d\r\n" % length
-        start = b"%b %b HTTP/1.1\r\n" % (method.encode(), target)
-        return head_bytes(start, headers, framing, _DROPPED)
+        return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method.encode(), target, lines, framing)
 
 
 def _send(
@@ -231,8 +229,3 @@ def _send(
         connection.write(head)
         connection.write(body)
     call.sent()
-
-
-def _declared(headers: Headers) -> int | None:
-    lengths = [value for name, value in headers if name == b"content-length"]
-    return content_length(lengths[0]) if lengths else None
