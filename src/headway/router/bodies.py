@@ -26,6 +26,7 @@ TRANSFER_FIELDS: Final = ("kv_transfer_params", "ec_transfer_params")
 
 vLLM copies `vllm_xargs` into the same place, so they are looked for there too.
 """
+_TRANSFER: Final = frozenset(TRANSFER_FIELDS)
 
 _ANSWER_TOKENS: Final[Mapping[Kind, tuple[str, ...]]] = {
     "chat": ("max_completion_tokens", "max_tokens"),
@@ -41,7 +42,8 @@ _NEVER: Final = frozenset({"prompt_logprobs", "truncate_prompt_tokens"})
 _SAMPLING: Final = _ONE_ONLY | _UNSET_ONLY | _NEVER
 _CLIENT_TOOLS: Final = ("function", "custom", "namespace")
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
-_DECODE: Final = json.JSONDecoder().decode
+_DECODE: Final = json.JSONDecoder().raw_decode
+_SPACE: Final = " \t\n\r"
 
 
 class Parsed(NamedTuple):
@@ -81,28 +83,32 @@ def parse(path: str, body: bytes) -> Parsed:
     kind = ENDPOINTS[path]
     raw = _read(body)
     _check(kind, raw)
-    extra = raw.get("vllm_xargs")
-    own = extra if isinstance(extra, dict) else {}
-    must_change = _strip(raw) | _strip(own)
+    must_change = _strip(raw)
+    ttft_slo_s = tpot_slo_s = None
+    own = raw.get("vllm_xargs")
+    if isinstance(own, dict):
+        must_change |= _strip(own)
+        ttft_slo_s = _limit_s(own.get("headway_ttft_slo_s"))
+        tpot_slo_s = _limit_s(own.get("headway_tpot_slo_s"))
     prefix, size, token_ids = prompt_of(kind, raw)
     max_tokens = _max_tokens(kind, raw)
     why_not = _why_whole(kind, raw, max_tokens)
     return Parsed(
-        kind=kind,
-        model=raw.get("model") or "",
-        stream=_flag(raw.get("stream")),
-        max_tokens=max_tokens,
-        n=_integer(raw.get("n")) or 1,
-        prompt_bytes=size,
-        prompt_token_ids=token_ids,
-        prefix=prefix,
-        splittable=not why_not,
-        why_not=why_not,
-        ttft_slo_s=_limit_s(own.get("headway_ttft_slo_s")),
-        tpot_slo_s=_limit_s(own.get("headway_tpot_slo_s")),
-        raw=raw,
-        must_change=must_change,
-        body=dump(raw) if must_change else body,
+        kind,
+        raw.get("model") or "",
+        _flag(raw.get("stream")),
+        max_tokens,
+        _integer(raw.get("n")) or 1,
+        size,
+        token_ids,
+        prefix,
+        not why_not,
+        why_not,
+        ttft_slo_s,
+        tpot_slo_s,
+        raw,
+        must_change,
+        dump(raw) if must_change else body,
     )
 
 
@@ -116,7 +122,7 @@ def dump(value: object) -> bytes:
 
 def _read(body: bytes) -> dict[str, Any]:
     try:
-        raw = _DECODE(body.removeprefix(BOM_UTF8).decode())
+        raw = _decoded(body.removeprefix(BOM_UTF8).decode())
     except UnicodeDecodeError as error:
         message = f"The body must be UTF-8: {error.reason} at byte {error.start}."
         raise BodyError(400, message, code="invalid_json") from None
@@ -129,6 +135,14 @@ def _read(body: bytes) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise BodyError(400, "The body must be a JSON object.", code="invalid_json")
     return raw
+
+
+def _decoded(text: str) -> object:
+    """As json.loads, without its two searches for white space where there is none."""
+    value, end = _DECODE(text, len(text) - len(text.lstrip(_SPACE)))
+    if end < len(text) and (more := text[end:].lstrip(_SPACE)):
+        raise json.JSONDecodeError("Extra data", text, len(text) - len(more))
+    return value
 
 
 def _check(kind: Kind, raw: dict[str, Any]) -> None:
@@ -148,10 +162,11 @@ def _check(kind: Kind, raw: dict[str, Any]) -> None:
 
 def _strip(fields: dict[str, Any]) -> bool:
     """Take out what a client may not say; whether there was anything."""
-    named = [name for name in TRANSFER_FIELDS if name in fields]
-    for name in named:
+    if _TRANSFER.isdisjoint(fields):
+        return False
+    for name in _TRANSFER & fields.keys():
         del fields[name]
-    return bool(named)
+    return True
 
 
 def _why_whole(kind: Kind, raw: dict[str, Any], max_tokens: int | None) -> str:
@@ -220,6 +235,8 @@ def _max_tokens(kind: Kind, raw: dict[str, Any]) -> int | None:
 
 def _integer(value: object) -> int | None:
     """A number as the engine reads it ("16" and 16.0 count too); None if it isn't one."""
+    if value is None:
+        return None
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):

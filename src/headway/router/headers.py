@@ -47,11 +47,12 @@ _REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | {
 def upstream_lines(headers: Headers, *, host: str, request_id: str, api_key: str | None) -> bytes:
     """The fields of a request to an engine, as lines. Framing is the sender's to add.
 
-    host: of the engine, with its port. request_id: of this leg and attempt, its own for each.
+    host: of the engine, with its port. request_id: of this leg and attempt, its own for each;
+    the router makes it.
     api_key: the engines' key, if they ask for one. The answer's bytes are to be passed on and
     read, so the engine may not compress them.
     """
-    own = lines([(b"x-request-id", request_id.encode("ascii"))])
+    own = b"x-request-id: %b\r\n" % request_id.encode("ascii")
     return _upstream_lines(tuple(headers), host, api_key) + own
 
 

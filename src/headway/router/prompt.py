@@ -18,6 +18,8 @@ _MEDIA: Final = (
     *("input_file", "file", "document"),
 )
 _NOT_TEXT: Final = frozenset({"role", "type", "content", "output", "id", "status"})
+_PLAIN: Final = frozenset({"role", "content"})
+"""What most messages have, and no more."""
 _ROLE_END: Final = b"\x1e"
 _PART_END: Final = b"\x1f"
 
@@ -118,13 +120,13 @@ class _Writer:
         if not isinstance(turn, dict):
             self.data(turn)
             return
-        role = str(turn.get("role") or turn.get("type") or "")
+        role, content = str(turn.get("role") or turn.get("type") or ""), turn.get("content")
         self._pieces += (role.encode("utf-8", "surrogatepass"), _ROLE_END)
-        for key in ("content", "output"):
-            content = turn.get(key)
-            if content is not None:
-                self.content(content)
-        if not _NOT_TEXT.issuperset(turn):
+        if content is not None:
+            self.content(content)
+        if not _PLAIN.issuperset(turn):
+            if turn.get("output") is not None:
+                self.content(turn["output"])
             rest = {k: v for k, v in turn.items() if k not in _NOT_TEXT and v is not None}
             if rest:
                 self.data(rest)

@@ -9,7 +9,6 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, Final
 
 _UNSAFE: Final = re.compile(r"[^ !#-\[\]-~]")
-_STAGES: Final = (b"queue", b"prefill", b"handoff", b"decode")
 
 
 @dataclass(slots=True)
@@ -35,12 +34,15 @@ class Receipt:
 
 def server_timing(receipt: Receipt) -> bytes:
     """The value of `Server-Timing`: milliseconds, as its specification says."""
-    times = (receipt.queue_s, receipt.prefill_s, receipt.handoff_s, receipt.first_decode_s)
-    stages = [
-        b"%b;dur=%.1f" % (name, time_s * 1e3)
-        for name, time_s in zip(_STAGES, times, strict=True)
-        if time_s is not None
-    ]
+    stages = []
+    if receipt.queue_s is not None:
+        stages.append(b"queue;dur=%.1f" % (receipt.queue_s * 1e3))
+    if receipt.prefill_s is not None:
+        stages.append(b"prefill;dur=%.1f" % (receipt.prefill_s * 1e3))
+    if receipt.handoff_s is not None:
+        stages.append(b"handoff;dur=%.1f" % (receipt.handoff_s * 1e3))
+    if receipt.first_decode_s is not None:
+        stages.append(b"decode;dur=%.1f" % (receipt.first_decode_s * 1e3))
     return b", ".join(stages)
 
 

@@ -47,10 +47,11 @@ def pick(
 
     None: there is no such engine.
     """
-    peers = [e for e in engines if e.ready and e.id not in request.excluded]
+    excluded = request.excluded
+    peers = [e for e in engines if e.ready and e.id not in excluded]
+    if len(peers) < 2:
+        return peers[0] if peers else None
     roomy = [e for e in peers if e.kv_capacity_tokens is None or has_room(e, request)] or peers
-    if len(roomy) < 2:
-        return roomy[0] if roomy else None
     measure = work or prefill_work
     usual = 0.0
     loads = []
