@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -22,7 +23,7 @@ from router_bench import arms, figures
 from router_bench.arms import ArmError, Engines, Router
 from router_bench.figures import MANY_STREAMS, SHORT, STREAMS, Cell
 from router_bench.load import Spec
-from router_bench.processes import free_ports, raise_file_limit, rss_bytes, running
+from router_bench.processes import free_ports, raise_file_limit, rss_bytes, running, stolen_s
 
 from headway.bench import report
 from headway.bench.options import end_cleanly_on_sigterm
@@ -34,6 +35,10 @@ WHERE: Final = ("before first leg", "between legs")
 CONNECTIONS: Final = 64
 """Of the closed loop."""
 SEED: Final = 1
+STOLEN_SHARE: Final = 0.01
+"""Of the time a cell takes: if the machine under this one kept more from it, it runs again."""
+RUNS: Final = 3
+"""Of a cell, at most; the one from which least was kept counts."""
 FILES_PER_STREAM: Final = 2
 SPARE_FILES: Final = 256
 PACKAGES: Final = ("httptools", "uvloop", "prometheus_client")
@@ -147,28 +152,34 @@ class Bench:
     def _cell(
         self, repeat: int, load: Load, router: Router, engines: Engines, stub: int, idle: int
     ) -> None:
+        runs: list[Cell] = []
+        while not runs or (len(runs) < RUNS and _stolen(runs[-1]) > STOLEN_SHARE):
+            runs.append(self._run_cell(repeat, load, router, engines, stub, idle))
+        kept = min(runs, key=_stolen)
+        kept.figures["failures"] = max(run.figures["failures"] or 0.0 for run in runs)
+        self.cells.append(kept)
+
+    def _run_cell(
+        self, repeat: int, load: Load, router: Router, engines: Engines, stub: int, idle: int
+    ) -> Cell:
         missing, added = _handoffs_missing(engines), _added(router)
+        began_s, stolen = time.perf_counter(), stolen_s()
         found = self._load(load, router, stub, repeat + 1)
-        cell = Cell(
-            router.arm,
-            router.mode,
-            load.kind,
-            load.streams,
-            repeat,
-            figures.figures_of(found, idle),
-        )
+        share = (stolen_s() - stolen) / (time.perf_counter() - began_s)
+        of_cell = {**figures.figures_of(found, idle), "stolen_share": share}
+        cell = Cell(router.arm, router.mode, load.kind, load.streams, repeat, of_cell)
         if router.mode == arms.DISAGGREGATED:
             cell.figures["handoffs_missing"] = float(_handoffs_missing(engines) - missing)
         for where, before in added.items():
             at_s = figures.bucket_percentile(before, _added(router)[where], 99)
             cell.figures[f"{where} p99_ms"] = None if at_s is None else at_s * 1e3
-        self.cells.append(cell)
         self.raw.append({**asdict(cell), "failures": found["failures"], "window": found["window"]})
         self.progress.line(
             f"{repeat + 1}: {router.name}, {load.streams} {load.kind}: "
             + ", ".join(f"{name} {report.cell(value)}" for name, value in cell.figures.items())
             + (f" {found['failures']}" if found["failures"] else "")
         )
+        return cell
 
     def _load(self, load: Load, router: Router, stub: int, seed: int) -> dict[str, Any]:
         """Run the load generator on a router."""
@@ -181,6 +192,10 @@ class Bench:
             raise ArmError(f"the load generator failed: {said.strip()[-300:]}")
         found: dict[str, Any] = json.loads(out)
         return found
+
+
+def _stolen(cell: Cell) -> float:
+    return cell.figures["stolen_share"] or 0.0
 
 
 def _cores(*, shared: bool) -> tuple[int | None, int | None]:
@@ -278,6 +293,8 @@ def main() -> int:
             "quick": options.quick,
             "loads": [asdict(load) for load in bench.loads],
             "cores": bench.cores,
+            "stolen_share": STOLEN_SHARE,
+            "runs": RUNS,
             "vllm_router": arms.VERSION,
             "packages": {name: metadata.version(name) for name in PACKAGES},
             "failures": bench.failures,

@@ -86,6 +86,16 @@ def cpu_s(pids: Iterable[int]) -> float:
     return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
 
 
+def stolen_s() -> float:
+    """Time that the machine under this one kept from its CPUs while they had work; their mean."""
+    ticks = [
+        int(line.split()[8])
+        for line in Path("/proc/stat").read_text().splitlines()
+        if line.startswith("cpu") and line[3].isdigit()
+    ]
+    return sum(ticks) / len(ticks) / os.sysconf("SC_CLK_TCK")
+
+
 def rss_bytes(pids: Iterable[int]) -> int:
     """Memory in RAM."""
     pages = (int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
