@@ -10,7 +10,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -203,6 +204,16 @@ def bound_to(core: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@contextmanager
+def started(*engines: Engine) -> Iterator[None]:
+    """Engines that start at the same time, and all stop in the end. Raises EngineError."""
+    with ExitStack() as stack, ThreadPoolExecutor(len(engines)) as threads:
+        starts = [threads.submit(stack.enter_context, each) for each in engines]
+        for start in starts:
+            start.result()
+        yield
 
 
 def swap(one: Engine, other: Engine) -> None:

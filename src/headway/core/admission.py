@@ -57,10 +57,12 @@ class Ceiling:
 
     def admit(self, now_s: float) -> Admitted | Refused:
         """Take a seat, or hear when to come back."""
-        self._age(now_s)
+        if self._from_s is None:
+            self._from_s = self._seen_s = now_s
         if self._in_flight < self._max_concurrent:
             self._in_flight += 1
             return ADMITTED
+        self._age(now_s)
         return Refused(self._retry_after_s(now_s))
 
     def release(self, now_s: float) -> None:
@@ -84,8 +86,6 @@ class Ceiling:
 
     def _age(self, now_s: float) -> None:
         """Forget a little, and let those told to come back have their turn."""
-        if self._from_s is None:
-            self._from_s = self._seen_s = now_s
         passed_s = now_s - self._seen_s
         if passed_s <= 0:
             return

@@ -206,7 +206,7 @@ class Reply:
                 tpot_s = (tap.passing.last_s - tap.first_s) / (tap.events - 2)
                 metrics.tpot_s.add(tpot_s, size)
         if self.status != 499:
-            metrics.slo.add(size, str(self._met(ttft_s, tpot_s)).lower())
+            metrics.slo.add(size, "true" if self._met(ttft_s, tpot_s) else "false")
         if receipt.queue_s is not None:
             metrics.added_s.add(receipt.queue_s, "before first leg")
         if receipt.handoff_s is not None:

@@ -30,6 +30,7 @@ MOST_QUEUED: Final = 16
 """More of these add nothing."""
 ANSWER_TOKENS: Final = 256
 """KV room asked for an answer of unknown or larger limit: engines allocate it as it grows."""
+_ID: Final = attrgetter("id")
 LEAST_WEIGHT: Final = 0.01
 TIE: Final = 1.05
 """Loads up to this many times the least are equal."""
@@ -65,7 +66,7 @@ def pick(
     most = TIE * min(loads)
     tied = [e for e, load in zip(roomy, loads, strict=True) if load <= most]
     if len(tied) > 1:
-        tied.sort(key=attrgetter("id"))
+        tied.sort(key=_ID)
     return tied[max(0, min(len(tied) - 1, int(draw * len(tied))))]
 
 
