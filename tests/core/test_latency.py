@@ -88,7 +88,9 @@ def test_known_coefficients_are_recovered(seed):
     rng = random.Random(seed)
     model = taught(rng, 600)
     for name, found, true in zip("012345", model.coefficients, TRUTH, strict=True):
-        assert found * model.drift == pytest.approx(true, rel=0.25), f"c{name}"
+        # Decode context is 1% of these steps' time, less than their noise.
+        rel = 0.75 if name == "5" else 0.1
+        assert found * model.drift == pytest.approx(true, rel=rel), f"c{name}"
 
 
 @given(seeds)
