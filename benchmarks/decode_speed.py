@@ -2,9 +2,9 @@
 
 Two engines side by side, one core each, with the same requests at the same moment: a plain one
 and one with the KV connector of a decode engine. They exchange cores after a round and are
-started anew after two: two plain engines differ too, by up to 7% a round, and how one lies in
-memory stays as it is until it is started again. The time per output token is taken over the second
-half of each answer, when nothing is prefilled. `--compiled` measures the compiled path instead of
+started anew after two: two plain engines differ too, by up to 7% a round, and what a start leaves
+to chance would count in every round. The time per output token is taken over the second half of
+each answer, when nothing is prefilled. `--compiled` measures the compiled path instead of
 --enforce-eager.
 """
 
@@ -120,11 +120,8 @@ def main() -> int:
         [each.start + 1, each.batch, each.core_of_decode, each.plain_s * 1e3, each.decode_s * 1e3]
         for each in rounds
     ]
-    print(
-        report.table(
-            ["start", "batch", "decode on core", "plain ms/token", "decode ms/token"], rows
-        )
-    )
+    columns = ["start", "batch", "decode on core", "plain ms/token", "decode ms/token"]
+    print(report.table(columns, rows))
     print(report.goals_table(found))
     if options.json is not None:
         configuration = {

@@ -185,7 +185,7 @@ def fields(lines):
 
 
 def send(headers, **more):
-    own = {"host": "e:1", "request_id": "r", "api_key": None}
+    own = {"request_id": "r", "api_key": None}
     return fields(upstream_lines(headers, **(own | more)))
 
 
@@ -208,11 +208,10 @@ def test_headers_named_by_connection_stay_here():
     assert b"x-mine" not in dict(sent)
 
 
-def test_engine_gets_its_own_key_host_and_id():
+def test_engine_gets_its_own_key_and_id():
     sent = send([(b"host", b"client"), (b"x-vllm-priority", b"3")], api_key="k")
     assert len(sent) == len(dict(sent))
     assert dict(sent) == {
-        b"host": b"e:1",
         b"x-vllm-priority": b"3",
         b"accept-encoding": b"identity",
         b"x-request-id": b"r",

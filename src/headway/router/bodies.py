@@ -94,21 +94,21 @@ def parse(path: str, body: bytes) -> Parsed:
     max_tokens = _max_tokens(kind, raw)
     why_not = _why_whole(kind, raw, max_tokens)
     return Parsed(
-        kind,
-        raw.get("model") or "",
-        _flag(raw.get("stream")),
-        max_tokens,
-        _integer(raw.get("n")) or 1,
-        size,
-        token_ids,
-        prefix,
-        not why_not,
-        why_not,
-        ttft_slo_s,
-        tpot_slo_s,
-        raw,
-        must_change,
-        dump(raw) if must_change else body,
+        kind=kind,
+        model=raw.get("model") or "",
+        stream=_flag(raw.get("stream")),
+        max_tokens=max_tokens,
+        n=_integer(raw.get("n")) or 1,
+        prompt_bytes=size,
+        prompt_token_ids=token_ids,
+        prefix=prefix,
+        splittable=not why_not,
+        why_not=why_not,
+        ttft_slo_s=ttft_slo_s,
+        tpot_slo_s=tpot_slo_s,
+        raw=raw,
+        must_change=must_change,
+        body=dump(raw) if must_change else body,
     )
 
 

@@ -88,7 +88,7 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
     target = request.path.encode("latin-1")
     if request.query:
         target += b"?" + request.query
-    lines = service.upstream_lines(request.headers, engine)
+    lines = service.upstream_lines(request.headers)
     timeouts = service.timeouts(0, streams=False)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
         call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)

@@ -168,11 +168,11 @@ class Generation:
         length: of a body that is an iterator.
         streams: an answer begins before it is complete, so its first byte is due earlier.
         """
-        service, request, engine = self.service, self._request, leg.engine
+        service, request = self.service, self._request
         target = request.path.encode("latin-1")
         if request.query:
             target += b"?" + request.query
-        lines = service.upstream_lines(request.headers, engine)
+        lines = service.upstream_lines(request.headers)
         spent_s = self._spent_s
         if self.receipt.queue_s is None:
             self.receipt.queue_s = spent_s

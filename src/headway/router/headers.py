@@ -44,16 +44,15 @@ _REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | {
 }
 
 
-def upstream_lines(headers: Headers, *, host: str, request_id: str, api_key: str | None) -> bytes:
-    """The fields of a request to an engine, as lines. Framing is the sender's to add.
+def upstream_lines(headers: Headers, *, request_id: str, api_key: str | None) -> bytes:
+    """The fields of a request to an engine, as lines. Host and framing are the sender's to add.
 
-    host: of the engine, with its port. request_id: of this leg and attempt, its own for each;
-    the router makes it.
+    request_id: of this leg and attempt, its own for each; the router makes it.
     api_key: the engines' key, if they ask for one. The answer's bytes are to be passed on and
     read, so the engine may not compress them.
     """
     own = b"x-request-id: %b\r\n" % request_id.encode("ascii")
-    return _upstream_lines(tuple(headers), host, api_key) + own
+    return _upstream_lines(tuple(headers), api_key) + own
 
 
 def answer_lines(headers: Headers, *, rewritten: bool = False) -> bytes:
@@ -65,13 +64,12 @@ def answer_lines(headers: Headers, *, rewritten: bool = False) -> bytes:
     return _answer_lines(tuple(headers), rewritten)
 
 
-# The same fields come again and again: a client's for each engine, an engine's for a second.
+# The same fields come again and again: a client's for all it asks, an engine's for a second.
 
 
 @lru_cache(maxsize=256)
-def _upstream_lines(headers: tuple[Field, ...], host: str, api_key: str | None) -> bytes:
-    passed = [(b"host", host.encode("ascii")), *_passed(headers, _CLIENT_DROPPED)]
-    passed.append((b"accept-encoding", b"identity"))
+def _upstream_lines(headers: tuple[Field, ...], api_key: str | None) -> bytes:
+    passed = [*_passed(headers, _CLIENT_DROPPED), (b"accept-encoding", b"identity")]
     if api_key is not None:
         passed.append((b"authorization", b"Bearer " + api_key.encode("ascii")))
     return lines(passed)

@@ -144,7 +144,7 @@ class HeadReader:
             head = _parse(raw[: found.start()] + raw[found.end() :])
             if head.length != 0:
                 raise BadRequest(400, "Content-Length goes with no other length or coding")
-            head = RequestHead(*head[:6], int(found[1]), head.expects_continue)
+            head = head._replace(length=int(found[1]))
         if len(head.headers) + (found is not None) > self._max_headers:
             raise BadRequest(431, f"more than {self._max_headers} header fields")
         return head

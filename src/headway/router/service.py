@@ -144,7 +144,7 @@ class Service:
             lambda: self.config.router.health,
             now=self.now,
             say=self.say,
-            lines=lambda: self.upstream_lines((), engine),
+            lines=lambda: self.upstream_lines(()),
             ejected=lambda: self.prefixes.forget(engine.id),
         )
 
@@ -209,11 +209,9 @@ class Service:
         total_s = max(0.0, limits.total_s - spent_s)
         return Timeouts(limits.connect_s, first_s if streams else total_s, limits.idle_s, total_s)
 
-    def upstream_lines(self, headers: Headers, engine: Engine) -> bytes:
-        """A client's headers as this engine gets them, with an id of its own for each leg."""
-        return passed.upstream_lines(
-            headers, host=engine.authority, request_id=self.new_id(), api_key=self.engine_key
-        )
+    def upstream_lines(self, headers: Headers) -> bytes:
+        """A client's headers as an engine gets them, with an id of its own for each leg."""
+        return passed.upstream_lines(headers, request_id=self.new_id(), api_key=self.engine_key)
 
     def client_id(self, request: ClientRequest, own: str) -> bytes:
         """The client's correlation id where it sent a sane one, else the request's own."""
@@ -239,7 +237,7 @@ class Service:
         if engine is not None:
             body = {"model": RELEASE_MODEL, "prompt": "-", "max_tokens": 1}
             sent = json.dumps({**body, "kv_transfer_params": dict(params)}).encode()
-            lines = self.upstream_lines([JSON_TYPE], engine)
+            lines = self.upstream_lines([JSON_TYPE])
             try:
                 call = await engine.upstream.send(
                     "POST", b"/v1/completions", lines, sent, RELEASE_TIMEOUTS, resend=False

@@ -50,7 +50,7 @@ class Work:
 class Engine:
     """One engine behind the router.
 
-    id: `pool/host:port`. authority: `host:port`. models: what it serves, empty until it was asked.
+    id: `pool/host:port`. models: what it serves, empty until it was asked.
     max_model_len: tokens, the pool's setting or what the engine says.
     """
 
@@ -64,7 +64,6 @@ class Engine:
     ) -> None:
         self.id = engine_id
         self.pool = pool
-        self.authority = address.authority
         self.tls = address.tls
         self.upstream = upstream
         self.breaker = breaker

@@ -108,8 +108,7 @@ class UpstreamPool:
     ) -> Call:
         """Sends a request and returns once the head of its answer is here.
 
-        lines: of the head (`http1.lines`), none of which frames the message. Host is added
-        unless it is the first of them.
+        lines: of the head (`http1.lines`), without Host and what frames the message.
         length: of a body that is an iterator (chunked without one).
         client: if it leaves meanwhile, the call is aborted and ClientGone raised. Cancelling
         does the same.
@@ -203,14 +202,13 @@ class UpstreamPool:
     def _request_head(self, method: str, target: bytes, lines: bytes, length: int | None) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request line: {method} {target!r}")
-        if not lines.startswith(b"host: "):
-            lines = self._host_line + lines
         framing = b""
         if length is None:
             framing = b"transfer-encoding: chunked\r\n"
         elif length or method not in _BODILESS:
             framing = b"content-length: %d\r\n" % length
-        return b"%b %b HTTP/1.1\r\n%b%b\r\n" % (method.encode(), target, lines, framing)
+        start = b"%b %b HTTP/1.1\r\n" % (method.encode(), target)
+        return b"%b%b%b%b\r\n" % (start, self._host_line, lines, framing)
 
 
 def _send(
