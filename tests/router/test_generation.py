@@ -205,6 +205,23 @@ def test_a_connection_closed_at_rest_costs_a_fresh_one_and_a_new_id(legs):
     run(main)
 
 
+def test_an_engine_that_dies_isnt_tried_on_all_its_connections_at_rest():
+    async def main():
+        async with Fleet(engines=2, router=QUICK) as fleet:
+            answers = await asyncio.gather(*[fleet.ask() for _ in range(12)])
+            assert {answer.status for answer in answers} == {200}
+            lost, busier = fleet.both
+            pool = fleet.engine(lost).upstream
+            assert pool.idle >= 3, "else it shows nothing"
+            lost.fault = "die before head"
+            work = fleet.engine(busier).claim(prefill_tokens=10_000, kv_tokens=0)
+            assert (await fleet.ask()).status == 200
+            assert len(lost.seen) == 6 + 2, "one at rest, a fresh one, then the other engine"
+            work.release()
+
+    run(main)
+
+
 def dedicated(**more):
     fleet = Fleet(engines=3, router={"strategy": "dedicated", **more})
     small, middle, large = fleet.both

@@ -136,6 +136,8 @@ class UpstreamPool:
                     _send(call, connection, head, body, length)
                 await call.wait_head()
             except UpstreamDied as error:
+                if error.sent_on_reused:
+                    self._discard_idle()  # what ended this one ends the others, or has already
                 if not (resend and isinstance(body, bytes) and error.sent_on_reused):
                     raise
                 connection = None
