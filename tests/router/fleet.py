@@ -109,7 +109,7 @@ class Fleet:
         await self.until(self.all_healthy)
         await self.until(lambda: not any(engine.upstream.busy for engine in self.known))
         for engine in self.known:
-            engine.upstream._discard_idle()
+            engine.upstream.discard_idle()
         return self
 
     async def __aexit__(self, *error):

@@ -102,7 +102,7 @@ def test_an_engine_stops_at_once_when_the_client_leaves(point, how, stream):
 def held(fleet):
     """Tasks and sockets of this process, but for connections at rest."""
     for engine in fleet.service.engines.values():
-        engine.upstream._discard_idle()
+        engine.upstream.discard_idle()
     return len(asyncio.all_tasks()) + len(list(pathlib.Path("/proc/self/fd").iterdir()))
 
 

@@ -254,7 +254,7 @@ def test_a_handoff_that_waited_too_long_is_dropped_and_not_tried():
                 return await connect(*given)
 
             upstream._connect = slow
-            upstream._discard_idle()
+            upstream.discard_idle()
             answer = await fleet.ask(body_of(stream=True))
             assert_good(answer, stream=True)
             assert [seen.leg for seen in fleet.decode[0].seen] == ["whole"]

@@ -25,6 +25,9 @@ class Keeper(Protocol):
     def forget(self, connection: "Connection") -> None:
         """The connection is of no more use."""
 
+    def discard_idle(self) -> None:
+        """Those at rest are of no more use."""
+
 
 class Connection(asyncio.Protocol):
     """A connection to an engine. Its callbacks are llhttp's; `on_body` is a list's append.
@@ -309,12 +312,14 @@ class Connection(asyncio.Protocol):
         if exc is None and self._until_close and not self._in_head:
             call.end()
             return
-        nothing = not call.status and not self._silent_bytes
+        unread = call.on_reused and not call.status and not self._silent_bytes
+        if unread:
+            self._keeper.discard_idle()  # what ended this one ends them too, or has already
         call.fail(
             UpstreamDied(
                 f"the engine closed the connection{f': {exc}' if exc else ''}",
                 before_head=not call.status,
-                sent_on_reused=nothing and call.on_reused,
+                sent_on_reused=unread,
             )
         )
 

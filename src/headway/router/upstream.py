@@ -136,8 +136,6 @@ class UpstreamPool:
                     _send(call, connection, head, body, length)
                 await call.wait_head()
             except UpstreamDied as error:
-                if error.sent_on_reused:
-                    self._discard_idle()  # what ended this one ends the others, or has already
                 if not (resend and isinstance(body, bytes) and error.sent_on_reused):
                     raise
                 connection = None
@@ -153,7 +151,7 @@ class UpstreamPool:
     def close(self) -> None:
         """Closes what is at rest; connections in use close when their calls end."""
         self._closed = True
-        self._discard_idle()
+        self.discard_idle()
 
     # What connections tell the pool.
 
@@ -170,6 +168,12 @@ class UpstreamPool:
         self._busy.discard(connection)
         self._idle.pop(connection, None)
 
+    def discard_idle(self) -> None:
+        """Those at rest are of no more use."""
+        idle, self._idle = self._idle, {}
+        for connection in idle:
+            connection.close()
+
     def _take_idle(self) -> Connection | None:
         if not self._idle:
             return None
@@ -177,13 +181,8 @@ class UpstreamPool:
         if connection.loop.time() - since_s < self._idle_s and connection.open:
             return connection
         connection.close()
-        self._discard_idle()  # the others have rested longer still
+        self.discard_idle()  # the others have rested longer still
         return None
-
-    def _discard_idle(self) -> None:
-        idle, self._idle = self._idle, {}
-        for connection in idle:
-            connection.close()
 
     async def _connect(self, timeout_s: float, client: Departing | None) -> Connection:
         loop = asyncio.get_running_loop()
