@@ -222,6 +222,43 @@ def test_an_engine_that_dies_isnt_tried_on_all_its_connections_at_rest():
     run(main)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_engines_that_cant_be_reached_cost_neither_attempts_nor_budget(stream):
+    async def main():
+        none = {"retries": {"ratio": 0.0, "min_per_s": 0.0}}
+        async with Fleet(engines=6, router=none) as fleet:
+            for stub in fleet.both[1:]:
+                await stub.stop()
+            last = fleet.engine(fleet.both[0]).claim(prefill_tokens=10_000, kv_tokens=0)
+            assert (await fleet.ask(body_of(stream=stream))).status == 200
+            assert fleet.count("retries", cause="connect") == 5
+            last.release()
+
+    run(main)
+
+
+def test_a_node_that_dies_with_a_prefill_and_a_decode_engine_costs_no_request():
+    async def main():
+        async with Fleet(prefill=2, decode=2) as fleet:
+            assert {(await fleet.ask()).status for _ in range(4)} == {200}
+            dead = fleet.prefill[0], fleet.decode[0]
+            others = [fleet.engine(stub) for stub in (fleet.prefill[1], fleet.decode[1])]
+            claims = [each.claim(prefill_tokens=10_000, kv_tokens=10_000) for each in others]
+            assert (await fleet.ask()).status == 200
+            before = fleet.handoffs()["used"]
+            dead[0].fault = "die before head"
+            await dead[1].stop()
+            assert (await fleet.ask()).status == 200
+            assert fleet.handoffs()["used"] == before + 1
+            assert fleet.count("retries", cause="stale connection") == 1
+            assert fleet.count("retries", cause="died") == 1
+            assert fleet.count("retries", cause="connect") == 1
+            for claim in claims:
+                claim.release()
+
+    run(main)
+
+
 def dedicated(**more):
     fleet = Fleet(engines=3, router={"strategy": "dedicated", **more})
     small, middle, large = fleet.both

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from headway.router.service import Service
 
 ATTEMPTS: Final = 3
-"""Legs a request may cost on engines that fail; lengths refused don't count."""
+"""Legs a request may cost on engines that fail; lengths refused and engines that can't be reached
+don't count."""
 ERROR_LIMIT_BYTES: Final = 1 << 20
 
 
@@ -119,10 +120,12 @@ class Generation:
             return True
         if not failure.stale:
             self.view = view._replace(excluded=view.excluded | {failure.engine.id})
-        self._attempts += 1
-        late = self._spent_s >= service.config.router.timeouts.total_s
-        if late or self._attempts >= ATTEMPTS or not service.retries.spend(service.now()):
+        if self._spent_s >= service.config.router.timeouts.total_s:
             return False
+        if not failure.unsent:  # what no engine got is no more load: any that is left may get it
+            self._attempts += 1
+            if self._attempts >= ATTEMPTS or not service.retries.spend(service.now()):
+                return False
         service.metrics.retries.add(failure.cause)
         return True
 

@@ -27,7 +27,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
     status: the engine's, 0 where it gave no answer. cause: a few words for metrics.
     headers, body: its answer; body is None where that isn't whole.
     too_long: it refused the prompt's length. stale: it may have closed an idle connection just
-    when the request went out on it, so nothing is known against it.
+    when the request went out on it, so nothing is known against it. unsent: nothing went out.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         *,
         too_long: bool = False,
         stale: bool = False,
+        unsent: bool = False,
     ) -> None:
         super().__init__(f"{engine.id}: {cause}")
         self.engine = engine
@@ -49,6 +50,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         self.body = body
         self.too_long = too_long
         self.stale = stale
+        self.unsent = unsent
 
     @property
     def retriable(self) -> bool:
@@ -121,7 +123,7 @@ class Leg:
         self.sent_s = self._now()
         self._ticket = self.engine.breaker.allow(self.sent_s)
         if not self._ticket:
-            raise LegFailed(self.engine, 0, "breaker open")
+            raise LegFailed(self.engine, 0, "breaker open", unsent=True)
         try:
             self._call = await self.engine.upstream.send(
                 method, target, lines, body, timeouts, length=length, resend=resend
@@ -169,7 +171,7 @@ class Leg:
             cause = "connect"
         elif isinstance(error, _TIMEOUTS):
             cause = "timeout"
-        return LegFailed(self.engine, status, cause)
+        return LegFailed(self.engine, status, cause, unsent=cause == "connect")
 
     def _fail(self) -> None:
         """One leg is one failure, however much of it goes wrong."""

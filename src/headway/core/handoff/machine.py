@@ -42,7 +42,8 @@ class Handoff:
 
     lease_s: how long the prefill engine keeps the KV after it answered.
     safe_age_s: until when after that answer a handoff may be sent; at most `lease_s`.
-    retries: how often a failed leg may be sent again, over the request's whole life.
+    retries: how often a failed leg may be sent again, over the request's whole life, however
+    willing the host is.
 
     `again` in the failure events says that the host could send another leg: the retry
     budget allows it and an engine that hasn't failed this request is ready.
@@ -51,7 +52,7 @@ class Handoff:
     is an answer that was cut short or unreadable.
     """
 
-    def __init__(self, id: str, lease_s: float, safe_age_s: float, *, retries: int = 2) -> None:  # noqa: A002  a request's id is called id everywhere
+    def __init__(self, id: str, lease_s: float, safe_age_s: float, *, retries: int = 16) -> None:  # noqa: A002  a request's id is called id everywhere
         if not 0 < safe_age_s <= lease_s:
             raise SettingError(
                 "safe_age_s", f"is {safe_age_s}; use more than 0 and at most lease_s ({lease_s})"
