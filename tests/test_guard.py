@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,7 @@ if role == "server":
 time.sleep(600)
 """
 STAYS = "pass"
+GUARD = (sys.executable, "-m", "headway.engine.guard")
 
 # As above with two workers. As in vLLM, whoever misses the first process below it ends: the other
 # worker is left to others. The server answers 503 once the first worker has ended; where {hangs},
@@ -236,3 +239,36 @@ def test_the_servers_exit_status_is_the_launchers(tree):
     status, said = running.end()
     assert (status, running.left()) == (7, set())
     assert "exit status 7" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "users_own", "where"),
+    [
+        ("short", None, "scratch"),
+        ("long" * 20, None, None),
+        ("short", "/elsewhere", "/elsewhere"),
+    ],
+)
+def test_an_engines_sockets_go_with_its_scratch_folder(tmp_path, name, users_own, where):
+    """Where their paths would be too long, and where the user chose, they are none of ours."""
+    with tempfile.TemporaryDirectory() as home:
+        scratch = Path(home, name)
+        scratch.mkdir()
+        env = {key: value for key, value in os.environ.items() if key != "VLLM_RPC_BASE_PATH"}
+        if users_own:
+            env["VLLM_RPC_BASE_PATH"] = users_own
+        told, alive = os.pipe()
+        tell = "import os; print(os.environ.get('VLLM_RPC_BASE_PATH'))"
+        said = subprocess.run(
+            [*GUARD, str(told), "1.0", str(scratch), sys.executable, "-c", tell],
+            pass_fds=[told],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        ).stdout.strip()
+        for fd in (told, alive):
+            os.close(fd)
+        assert said == (str(scratch) if where == "scratch" else str(where))
+        assert not scratch.exists()

@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from headway.bench.stream import ERROR_EVENT
+
 CLIENTS: Final = 4
 PAUSE_S: Final = 0.1
 PROMPT_TOKENS: Final = 40
@@ -111,9 +113,9 @@ def ask(url: str, model: str, prompt: Sequence[int], output_tokens: int) -> Answ
             got = answer.read(1)
             first_s = time.monotonic() if got else None
             got += answer.read()
-            if got.startswith(b'data: {"error"'):
+            if got.startswith(ERROR_EVENT):
                 first_s = None
-            whole = status == http.client.OK and b"[DONE]" in got and b'"error"' not in got
+            whole = status == http.client.OK and b"[DONE]" in got and ERROR_EVENT not in got
             error = None if whole else got[-300:].decode(errors="replace")
         except (OSError, http.client.HTTPException) as failure:
             error = repr(failure)

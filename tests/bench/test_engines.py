@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,6 +24,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs are."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 def engine(script: str, core: int = 0) -> Engine:
@@ -76,7 +84,7 @@ def test_an_engine_that_ends_at_once_shows_its_log() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_all_of_an_engine_runs_on_its_core_and_moves_with_it() -> None:
+def test_all_of_an_engine_runs_on_its_core_and_moves_with_it(logs: Path) -> None:
     allowed = os.sched_getaffinity(0)
     one, other = sorted(allowed)[:2]
     with engine(SERVER, one) as running:
@@ -86,6 +94,7 @@ def test_all_of_an_engine_runs_on_its_core_and_moves_with_it() -> None:
         assert running.core == other
         assert os.sched_getaffinity(child) == {other}
     assert os.sched_getaffinity(0) == allowed
+    assert not list(logs.iterdir()), "its log is kept only if something went wrong"
 
 
 def test_every_arm_has_its_command() -> None:

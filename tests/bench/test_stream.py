@@ -55,6 +55,12 @@ def test_anything_else_is_an_error(content, message) -> None:
         CompletionStream().feed(content)
 
 
+def test_a_model_may_say_error() -> None:
+    stream = CompletionStream()
+    stream.feed(stub.HEAD + stub.chunk(b'data: {"choices": [{"text":"error"}]}\n\n'))
+    assert not stream.done
+
+
 def test_a_refusal_without_a_body_is_an_error_at_the_end() -> None:
     stream = CompletionStream()
     stream.feed(b"HTTP/1.1 404 Not Found\r\n\r\n")

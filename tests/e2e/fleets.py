@@ -5,9 +5,11 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import openai
 
+from headway.bench.stream import ERROR_EVENT
 from headway.engine import processes
 
 from .conftest import free_port
@@ -38,7 +41,10 @@ class Fleet:
     def __init__(self, folder: Path, *words: str) -> None:
         self.heard = folder / "heard"
         self.seen: set[int] = set()
-        self._env = {**os.environ, "XDG_STATE_HOME": str(folder / "state")}
+        # Not in `folder`, whose path may be too long for sockets.
+        self.state = Path(tempfile.mkdtemp(prefix="fleet-"))
+        self._sockets = _sockets()
+        self._env = {**os.environ, "XDG_STATE_HOME": str(self.state)}
         with self.heard.open("wb") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headway", "up", *words],
@@ -112,11 +118,20 @@ class Fleet:
     def gone(self) -> None:
         """Nothing of it is left, soon."""
         end_s = time.monotonic() + GONE_S
-        while left := [pid for pid in self.seen if processes.parent_of(pid) is not None]:
-            if time.monotonic() > end_s:
-                processes.tell(left, signal.SIGKILL)
-                raise AssertionError(f"left behind: {left}")
-            time.sleep(0.1)
+        try:
+            while left := [pid for pid in self.seen if processes.parent_of(pid) is not None]:
+                if time.monotonic() > end_s:
+                    processes.tell(left, signal.SIGKILL)
+                    raise AssertionError(f"left behind: {left}")
+                time.sleep(0.1)
+            assert _sockets() <= self._sockets
+        finally:
+            shutil.rmtree(self.state, ignore_errors=True)
+
+
+def _sockets() -> set[Path]:
+    """Those that lie about in the directory for temporary files."""
+    return {each for each in Path(tempfile.gettempdir()).iterdir() if each.is_socket()}
 
 
 def command_line(pid: int) -> str:
@@ -142,9 +157,10 @@ def fleet(folder: Path, *words: str):
         yield running
     except BaseException:
         sys.stderr.write(running.heard.read_text(errors="replace")[-4000:])
-        for log in (folder / "state").rglob("*.log"):
+        for log in running.state.rglob("*.log"):
             text = log.read_text(errors="replace")
-            unserved = [line for line in text.splitlines() if re.search(r'"status":[45]', line)]
+            lines = text.splitlines()
+            unserved = [line for line in lines if re.search(r'"status":[45]|broke_off', line)]
             sys.stderr.write("\n".join(["", f"== {log.name}", *unserved[-20:], text[-3000:]]))
         raise
     finally:
@@ -177,13 +193,14 @@ def ids(count: int) -> list[int]:
 class Traffic:
     """Short streamed requests, one after the other on several threads, until it is told to stop.
 
-    unanswered: those that failed before their first byte. cut: those that failed after it.
+    unanswered: those that failed before their first byte, and how. cut: those that failed after
+    it.
     """
 
     def __init__(self, url: str, threads: int = 3) -> None:
         self._url = url
         self._stop = threading.Event()
-        self.answered, self.cut, self.unanswered = 0, 0, []
+        self.answered, self.cut, self.unanswered = 0, [], []
         self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
 
     def __enter__(self):
@@ -209,15 +226,15 @@ class Traffic:
                 with urllib.request.urlopen(request, timeout=120) as answer:
                     got = answer.read(1)
                     whole = got + answer.read()
-                if whole.startswith(b'data: {"error"'):
+                if whole.startswith(ERROR_EVENT):
                     self.unanswered.append(whole)
-                elif b'"error"' in whole or b"[DONE]" not in whole:
-                    self.cut += 1
+                elif ERROR_EVENT in whole or b"[DONE]" not in whole:
+                    self.cut.append(whole[-400:])
                 else:
                     self.answered += 1
             except (OSError, http.client.HTTPException) as error:
                 if got:
-                    self.cut += 1
+                    self.cut.append(repr(error))
                 else:
                     self.unanswered.append(repr(error))
 

@@ -1,6 +1,7 @@
 """Starts engines for a benchmark, each on a core of its own, and always stops them."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -80,7 +81,7 @@ class Engine:
     """A running engine, from `with` to its end.
 
     core: where all its processes run; `move` changes it.
-    log: file with everything it printed.
+    log: file with everything it printed; kept where the block ends with an error.
     """
 
     def __init__(
@@ -141,6 +142,8 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+        if kind is None:
+            shutil.rmtree(self.log.parent, ignore_errors=True)
 
     def stop(self) -> None:
         """Ask it to end, then make it, with all it started. Does nothing if it ended."""

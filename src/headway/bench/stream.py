@@ -10,6 +10,8 @@ from typing import Final
 
 _TOKENS: Final = re.compile(rb'"completion_tokens":\s*(\d+)')
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
+ERROR_EVENT: Final = b'data: {"error"'
+"""How an error within a stream begins. `"error"` elsewhere may be the model's own word."""
 _ERROR_BYTES: Final = 300
 
 
@@ -105,6 +107,6 @@ class CompletionStream:
                 self.done = True
             elif counts := _TOKENS.findall(line):
                 self.tokens = max(self.tokens, int(counts[-1]))
-            elif b'"error"' in line:
+            elif line.startswith(ERROR_EVENT):
                 raise StreamError(line[:_ERROR_BYTES].decode(errors="replace"))
         del self._body[:end]

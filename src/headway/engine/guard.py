@@ -9,8 +9,9 @@ them is killed, by whatever:
   what is left.
 
 SIGTERM or SIGINT stops the engine gracefully, and by force after GRACE_S seconds or at a second
-signal. The directory SCRATCH is removed at the end. The exit status is the engine's (128 + the
-signal's number where a signal ended it).
+signal. The directory SCRATCH is removed at the end, with the sockets by which vLLM's processes
+meet: vLLM leaves them behind. The exit status is the engine's (128 + the signal's number where a
+signal ended it).
 """
 
 import os
@@ -26,6 +27,10 @@ from typing import Final
 from headway.engine import processes
 
 _REST_GRACE_S: Final = 8.0
+_SOCKETS: Final = "VLLM_RPC_BASE_PATH"
+"""Tells vLLM where its sockets are to be."""
+_SOCKETS_BYTES: Final = 107 - len("/") - 36
+"""Of that path at most: Linux allows 107 for a socket's, and vLLM names each by a UUID."""
 
 
 class Guard:
@@ -89,6 +94,8 @@ class Guard:
 def main(argv: Sequence[str]) -> int:
     """Guard the engine `argv` describes; remove its scratch directory afterwards."""
     alive_fd, grace_s, scratch, *command = argv
+    if len(os.fsencode(scratch)) <= _SOCKETS_BYTES:
+        os.environ.setdefault(_SOCKETS, scratch)
     try:
         return Guard(command, int(alive_fd), float(grace_s)).run()
     finally:
