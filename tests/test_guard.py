@@ -241,34 +241,56 @@ def test_the_servers_exit_status_is_the_launchers(tree):
     assert "exit status 7" in said
 
 
+SOCKETS = "VLLM_RPC_BASE_PATH"
+
+
+def sockets_of(scratch, *flags, **env):
+    """Where an engine with these flags is told to have its sockets."""
+    scratch.mkdir()
+    told, alive = os.pipe()
+    tell = f"import os; print(os.environ.get('{SOCKETS}'))"
+    said = subprocess.run(
+        [*GUARD, str(told), "1.0", str(scratch), sys.executable, "-c", tell, *flags],
+        pass_fds=[told],
+        env={**{key: os.environ[key] for key in os.environ.keys() - {SOCKETS}}, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout.strip()
+    for fd in (told, alive):
+        os.close(fd)
+    assert not scratch.exists()
+    return None if said == "None" else Path(said)
+
+
+@pytest.fixture
+def short():
+    """A folder with a short path."""
+    with tempfile.TemporaryDirectory() as home:
+        yield Path(home)
+
+
+def test_an_engines_sockets_go_with_its_scratch_folder(short):
+    assert sockets_of(short / "x", "--model", "ray-7b") == short / "x"
+
+
+def test_sockets_are_where_vllm_has_them_if_their_paths_would_be_too_long(short):
+    assert sockets_of(short / ("x" * 70)) is None
+
+
+def test_sockets_are_where_the_user_wants_them(short):
+    assert sockets_of(short / "x", **{SOCKETS: "/elsewhere"}) == Path("/elsewhere")
+
+
 @pytest.mark.parametrize(
-    ("name", "users_own", "where"),
+    "flags",
     [
-        ("short", None, "scratch"),
-        ("long" * 20, None, None),
-        ("short", "/elsewhere", "/elsewhere"),
+        ("--distributed-executor-backend", "ray"),
+        ("--data-parallel-backend=ray",),
+        ("--config", "engine.yaml"),
+        ("--config=engine.yaml",),
     ],
 )
-def test_an_engines_sockets_go_with_its_scratch_folder(tmp_path, name, users_own, where):
-    """Where their paths would be too long, and where the user chose, they are none of ours."""
-    with tempfile.TemporaryDirectory() as home:
-        scratch = Path(home, name)
-        scratch.mkdir()
-        env = {key: value for key, value in os.environ.items() if key != "VLLM_RPC_BASE_PATH"}
-        if users_own:
-            env["VLLM_RPC_BASE_PATH"] = users_own
-        told, alive = os.pipe()
-        tell = "import os; print(os.environ.get('VLLM_RPC_BASE_PATH'))"
-        said = subprocess.run(
-            [*GUARD, str(told), "1.0", str(scratch), sys.executable, "-c", tell],
-            pass_fds=[told],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        ).stdout.strip()
-        for fd in (told, alive):
-            os.close(fd)
-        assert said == (str(scratch) if where == "scratch" else str(where))
-        assert not scratch.exists()
+def test_an_engine_that_ray_may_spread_is_told_of_no_directory_of_this_machine(short, flags):
+    assert sockets_of(short / "x", *flags) is None

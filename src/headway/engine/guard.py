@@ -91,10 +91,18 @@ class Guard:
             self._stop_by_s = now_s
 
 
+def _may_spread(command: Sequence[str]) -> bool:
+    """Whether Ray may start parts of the engine elsewhere, as its flags say or a file might.
+
+    vLLM has Ray set the same variables there, and there is no such directory.
+    """
+    return any(w == "ray" or w.endswith("=ray") or w.startswith("--config") for w in command)
+
+
 def main(argv: Sequence[str]) -> int:
     """Guard the engine `argv` describes; remove its scratch directory afterwards."""
     alive_fd, grace_s, scratch, *command = argv
-    if len(os.fsencode(scratch)) <= _SOCKETS_BYTES:
+    if len(os.fsencode(scratch)) <= _SOCKETS_BYTES and not _may_spread(command):
         os.environ.setdefault(_SOCKETS, scratch)
     try:
         return Guard(command, int(alive_fd), float(grace_s)).run()
