@@ -120,6 +120,27 @@ async def test_reasons_name_what_is_wrong():
 
 
 @on_loop
+async def test_an_engine_that_was_drained_and_restarted_is_back_at_once():
+    """As a supervisor does it. Health checks alone would take minutes."""
+    async with (
+        engines() as [engine],
+        routing(flags([engine], health={"interval_s": 600.0, "passes": 10})) as router,
+        admin_of(router) as admin,
+    ):
+        [known] = router.service.engines.values()
+        await admin.post("/drain", params={"engine": known.id})
+        known.healthy, known.ejected = False, True
+        engine.health = 500
+        told = await admin.post("/undrain", params={"engine": known.id})
+        assert told.json()["reason"] == "not up yet"
+        await until(lambda: known.failed_checks)
+        assert not known.healthy, "it is asked, not believed"
+        engine.health = 200
+        await until(router.healthy)
+        assert known.ready(router.service.now())
+
+
+@on_loop
 async def test_metrics_are_here_too():
     async with (
         engines() as [engine],

@@ -71,9 +71,10 @@ class Admin:
                 404, [JSON_TYPE], error_body(404, f"no engine {wanted!r}; there are: {known}")
             )
             return
-        if engine.draining and not draining:
-            engine.breaker.readmitted(self._service.now())
-        engine.draining = draining
+        if draining:
+            engine.draining = True
+        else:
+            engine.undrain(self._service.now())
         request.respond(200, [JSON_TYPE], json.dumps(_of(engine, self._service.now())).encode())
 
 

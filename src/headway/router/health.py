@@ -1,6 +1,7 @@
 """Active health checks, and what engines report on /metrics."""
 
 import asyncio
+import contextlib
 import json
 import math
 import re
@@ -83,7 +84,10 @@ class Checker:
             await self.check()
             interval_s = self._settings().interval_s
             starting = not (self._engine.healthy or self._engine.ejected)
-            await asyncio.sleep(min(STARTING_S, interval_s) if starting else interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(STARTING_S, interval_s) if starting else interval_s):
+                    await self._engine.expected.wait()
+            self._engine.expected.clear()
 
     async def check(self) -> None:
         """One look: health, and on a healthy engine its models and figures."""

@@ -5,6 +5,7 @@ given back when the request ends, whatever ends it. What engines report refines 
 never replaces it.
 """
 
+import asyncio
 import math
 from dataclasses import dataclass, field
 from typing import Final
@@ -74,6 +75,8 @@ class Engine:
         self.failed_checks = 0
         self.passed_checks = 0
         self.draining = False
+        self.expected = asyncio.Event()
+        """Set: somebody says that it is well, so it is to be checked now."""
         self.models: tuple[dict[str, object], ...] = ()
         self.max_model_len = pool.max_model_len
         self.prefill_tokens_per_s = 0.0
@@ -85,6 +88,15 @@ class Engine:
         """Its pool as a new configuration describes it."""
         self.pool = pool
         self.learn_models(self.models)
+
+    def undrain(self, now_s: float) -> None:
+        """Requests may go there again. Who drained it may have restarted it and knows that it is
+        up, so it is checked at once, and one good check is enough.
+        """
+        if self.draining:
+            self.draining = self.ejected = False
+            self.breaker.readmitted(now_s)
+            self.expected.set()
 
     def heard_s(self) -> float:
         """When it last sent a part of a good answer: an engine that makes progress isn't dead."""
