@@ -182,6 +182,25 @@ def test_a_request_out_of_time_isnt_tried_again(stream):
     run(main)
 
 
+def test_the_last_milliseconds_arent_worth_another_attempt():
+    """A timer may be a little early, and the other engine would be asked for nothing."""
+
+    async def main():
+        async with Fleet(engines=2, router=QUICK) as fleet:
+            for stub in fleet.both:
+                stub.fault = "hang before head"
+            asked = asyncio.create_task(fleet.ask())
+            await fleet.until(lambda: any(stub.seen for stub in fleet.both))
+            (stub,) = [each for each in fleet.both if each.seen]
+            late_s = fleet.service.now() + QUICK["timeouts"]["total_s"] - 0.005
+            fleet.service.now = lambda: late_s
+            await stub.stop()
+            assert (await asked).status == 502
+            assert sum(len(each.seen) for each in fleet.both) == 1
+
+    run(main)
+
+
 @pytest.mark.parametrize("legs", ["whole", "split"])
 def test_a_connection_closed_at_rest_costs_a_fresh_one_and_a_new_id(legs):
     """The engine closes just when the request arrives; it may have read it or not."""

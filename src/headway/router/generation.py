@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 ATTEMPTS: Final = 3
 """Legs a request may cost on engines that fail; lengths refused and engines that can't be reached
 don't count."""
+LEAST_S: Final = 0.01
+"""With less time left a request isn't tried again. Timers are early by less than this."""
 ERROR_LIMIT_BYTES: Final = 1 << 20
 
 
@@ -120,7 +122,7 @@ class Generation:
             return True
         if not failure.stale:
             self.view = view._replace(excluded=view.excluded | {failure.engine.id})
-        if self._spent_s >= service.config.router.timeouts.total_s:
+        if service.config.router.timeouts.total_s - self._spent_s < LEAST_S:
             return False
         if not failure.unsent:  # what no engine got is no more load: any that is left may get it
             self._attempts += 1
