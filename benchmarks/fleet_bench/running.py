@@ -138,8 +138,11 @@ class Running:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], cwd: Path | None = None) -> Iterator[Running]:
-    """A fleet with a state directory of its own. Nothing of it outlives the block."""
-    with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
+    """A fleet with a state directory of its own. Nothing of it outlives the block.
+
+    The directory has a short name, as paths of sockets must be short.
+    """
+    with tempfile.TemporaryDirectory(prefix="fleet-") as name:
         folder = Path(name)
         fleet = Running(command, folder, cwd or folder)
         try:
