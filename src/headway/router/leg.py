@@ -18,6 +18,8 @@ from headway.router.upstream import (
     UpstreamError,
 )
 
+_NO_CONNECTION: Final = "connect"
+_BREAKER_OPEN: Final = "breaker open"
 _TIMEOUTS: Final = (FirstByteTimeout, IdleTimeout, TotalTimeout)
 
 
@@ -27,7 +29,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
     status: the engine's, 0 where it gave no answer. cause: a few words for metrics.
     headers, body: its answer; body is None where that isn't whole.
     too_long: it refused the prompt's length. stale: it may have closed an idle connection just
-    when the request went out on it, so nothing is known against it. unsent: nothing went out.
+    when the request went out on it, so nothing is known against it.
     """
 
     def __init__(
@@ -40,7 +42,6 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         *,
         too_long: bool = False,
         stale: bool = False,
-        unsent: bool = False,
     ) -> None:
         super().__init__(f"{engine.id}: {cause}")
         self.engine = engine
@@ -50,7 +51,11 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         self.body = body
         self.too_long = too_long
         self.stale = stale
-        self.unsent = unsent
+
+    @property
+    def unsent(self) -> bool:
+        """Nothing went out."""
+        return self.cause in {_NO_CONNECTION, _BREAKER_OPEN}
 
     @property
     def retriable(self) -> bool:
@@ -123,7 +128,7 @@ class Leg:
         self.sent_s = self._now()
         self._ticket = self.engine.breaker.allow(self.sent_s)
         if not self._ticket:
-            raise LegFailed(self.engine, 0, "breaker open", unsent=True)
+            raise LegFailed(self.engine, 0, _BREAKER_OPEN)
         try:
             self._call = await self.engine.upstream.send(
                 method, target, lines, body, timeouts, length=length, resend=resend
@@ -168,10 +173,10 @@ class Leg:
         self._fail()
         cause = "died"
         if isinstance(error, ConnectFailed):
-            cause = "connect"
+            cause = _NO_CONNECTION
         elif isinstance(error, _TIMEOUTS):
             cause = "timeout"
-        return LegFailed(self.engine, status, cause, unsent=cause == "connect")
+        return LegFailed(self.engine, status, cause)
 
     def _fail(self) -> None:
         """One leg is one failure, however much of it goes wrong."""
