@@ -75,6 +75,36 @@ def test_nobody_there(home):
 
 
 @pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"no json", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b'{"do": %b}' % (b"9" * 5000), "not JSON with ordinary numbers"),
+        (b"[" * 200_000, "not JSON with ordinary numbers and nesting"),
+        (b'{"do": "x", "do": "y"}', "a key twice"),
+        (b'{"do": {"a": 1, "a": 2}}', "a key twice"),
+        (b"x" * (2 << 20), "longer than 1048576 bytes"),
+        (b"[]", "not an object"),
+        (b"NaN", "not an object"),
+    ],
+)
+def test_what_is_no_request_is_told_so(home, sent, told):
+    def talk():
+        with contextlib.chdir(home.path), socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5.0)
+            client.connect(home.socket.name)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                client.sendall(sent + b"\n")
+            return json.loads(client.makefile("rb").readline())
+
+    async def run():
+        async with control.served(home.socket, handle):
+            return await asyncio.to_thread(talk)
+
+    assert told in asyncio.run(run())["error"]
+
+
+@pytest.mark.parametrize(
     "sent", [b"", b"\n", b"no json\n", b"[]\n", b'{"do": "x"}', b"\xff\n", b"x" * (2 << 20) + b"\n"]
 )
 def test_nonsense_is_answered_or_dropped_and_harms_nobody(home, sent):

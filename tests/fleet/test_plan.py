@@ -189,11 +189,33 @@ def test_capacity_moves_from_pool_to_pool():
     assert placed(fleet) == {"a-0": (0,), "a-1": (1,), "b-0": (3,), "b-1": (2,)}
 
 
-@pytest.mark.parametrize(("name", "count"), [("c", 1), ("a", 0), ("b", 1)])
-def test_what_can_not_be_rescaled(name, count):
-    parsed = parse(pool("a") + pool("b", engines=["http://h:1"]))
-    with pytest.raises(SettingError):
+@pytest.mark.parametrize("placement", ["local", "ray"])
+@pytest.mark.parametrize(
+    ("name", "count", "told"),
+    [
+        ("c", 1, "is not a pool whose engines are started here; those are: a"),
+        ("b", 1, "is not a pool whose engines are started here; those are: a"),
+        ("a", 0, "0 engines are out of range; use 1 to 1000"),
+        ("a", -1, "-1 engines are out of range; use 1 to 1000"),
+        ("a", 1001, "1001 engines are out of range; use 1 to 1000"),
+        ("a", 20_000_000, "20000000 engines are out of range; use 1 to 1000"),
+        ("a", 10**4000, "a number with more than 38 digits engines are out of range"),
+    ],
+)
+def test_what_can_not_be_rescaled(placement, name, count, told):
+    text = f"[fleet]\nplacement = '{placement}'\n" + pool("a") + pool("b", engines=["http://h:1"])
+    parsed = parse(text)
+    with pytest.raises(SettingError, match=told):
         spec.rescale(spec.plan(parsed, machine()), parsed, machine(), name, count)
+
+
+def test_too_many_for_the_machine_are_told_how_many_fit():
+    parsed, hardware = parse(pool("a", tensor_parallel_size=2)), machine(9, cpu=False)
+    fleet = spec.plan(parsed, hardware)
+    with pytest.raises(
+        SettingError, match="8 more would need 16 GPUs and 7 are free; use 4 engines or fewer"
+    ):
+        spec.rescale(fleet, parsed, hardware, "a", 9)
 
 
 def test_an_engine_has_all_its_pool_says():

@@ -163,6 +163,10 @@ async def test_metrics_are_here_too():
         ("GET", "/drain?engine=x", 404),
         ("POST", "/drain?engine=nope", 404),
         ("POST", "/drain", 404),
+        ("POST", "/drain?engine=nope&engine=nope", 404),
+        ("POST", "/undrain?engine=" + "x" * 60_000, 404),
+        ("POST", "/drain?engine=" + "%00%ff" * 5_000, 404),
+        ("POST", "/drain?" + "&".join(["engine="] * 5_000), 404),
     ],
 )
 @on_loop
@@ -175,6 +179,7 @@ async def test_what_is_asked_wrongly_is_told_rightly(method, path, status):
         got = await admin.request(method, path)
         assert got.status_code == status
         message = got.json()["error"]["message"]
+        assert len(message) < 1500
         assert "GET /state" in message or f"engines/127.0.0.1:{engine.port}" in message
 
 

@@ -29,6 +29,8 @@ from headway.core.batching.settings import LONG_PREFILL_TOKENS
 STRATEGIES: Final = ("unified", "dedicated", "disaggregated")
 ROLES: Final = ("both", "prefill", "decode")
 
+MOST_REPLICAS: Final = 1000
+"""Engines of a pool."""
 _SECONDS: Final = Number(most=7 * 24 * 3600)
 _TOKENS: Final = Whole(1)
 _SIZE: Final = Whole(1, 1024)
@@ -196,7 +198,7 @@ class Pool:
     kv_lease_s: Annotated[
         float, _SECONDS, "how long a prefill engine keeps KV that nobody fetched (vLLM: 30)"
     ] = 30.0
-    replicas: Annotated[int, Whole(1, 1000), "how many engines to start"] = 1
+    replicas: Annotated[int, Whole(1, MOST_REPLICAS), "how many engines to start"] = 1
     model: Annotated[
         str | None,
         MODEL,

@@ -20,6 +20,7 @@ STOCK: Final = "vllm"
 """The policy name that stands for vLLM's own scheduler."""
 _SCHEDULER: Final = "headway.engine.Scheduler"
 _DRAIN_S: Final = 10
+_MOST_DRAIN_S: Final = 7 * 24 * 3600
 _BUNDLED_KV_GIB: Final = 2
 _BUNDLED_STEP_TOKENS: Final = 512
 _TUNES_COMPILATION: Final = (
@@ -115,7 +116,7 @@ def build(
         url=_url(flags),
         served_name=flags.value("--served-model-name") or wish.bundled or wish.model,
         settings=parsed,
-        drain_s=flags.number("--shutdown-timeout", _DRAIN_S),
+        drain_s=flags.number("--shutdown-timeout", _DRAIN_S, _MOST_DRAIN_S),
     )
 
 
@@ -190,7 +191,7 @@ def _url(flags: "_Flags") -> str | None:
     reachable = everywhere.get(host, host)
     if ":" in reachable:
         reachable = f"[{reachable}]"
-    return f"http://{reachable}:{flags.number('--port', 8000)}"
+    return f"http://{reachable}:{flags.number('--port', 8000, 65535)}"
 
 
 class _Flags:
@@ -219,11 +220,13 @@ class _Flags:
         """The value of flag `name`, None where it isn't given."""
         return self._values.get(name)
 
-    def number(self, name: str, default: int) -> int:
-        """The whole number given for flag `name`, or `default`."""
-        value = self._values.get(name, str(default))
-        if not (value and value.isdecimal()):
-            raise SettingError(name, f"{value!r} is not a whole number, 0 or more")
+    def number(self, name: str, default: int, most: int) -> int:
+        """The whole number, from 0 to `most`, given for flag `name`, or `default`."""
+        value = self._values.get(name, str(default)) or ""
+        # The digits are counted first: Python doesn't read thousands of them.
+        digits = value.isascii() and value.isdecimal() and len(value.lstrip("0")) <= len(str(most))
+        if not (digits and int(value) <= most):
+            raise SettingError(name, f"{value[:40]!r} is not a whole number from 0 to {most}")
         return int(value)
 
 

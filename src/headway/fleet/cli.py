@@ -13,6 +13,9 @@ NAME: Final = "default"
 _FILE_HELP: Final = (
     f"the fleet and its router (default: ./{FILE} if it exists, else what suits this machine)"
 )
+_MOST_LINES: Final = 1_000_000
+_MOST_CPUS: Final = 10_000
+_SHOWN: Final = 60
 _UP: Final = f"""\
 Starts a fleet: engines, a router in front of them, and a supervisor that keeps it so, until Ctrl-C
 or `headway down`. Without FILE and without ./{FILE}, the bundled model with what suits this
@@ -93,7 +96,12 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("engine", metavar="NAME", help="an engine, or router")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is added")
     parser.add_argument(
-        "-n", "--lines", type=_count, default=50, metavar="N", help="from the end (default: 50)"
+        "-n",
+        "--lines",
+        type=_whole(0, _MOST_LINES),
+        default=50,
+        metavar="N",
+        help="from the end (default: 50)",
     )
     _add_name(parser)
 
@@ -124,7 +132,10 @@ def _add_render(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", help="with vLLM and headway in it")
     parser.add_argument("--namespace", metavar="N", help="default: that of whoever applies it")
     parser.add_argument(
-        "--cpus", type=_count, metavar="N", help="cores of each engine, to run them on CPUs"
+        "--cpus",
+        type=_whole(1, _MOST_CPUS),
+        metavar="N",
+        help="cores of each engine, to run them on CPUs",
     )
 
 
@@ -143,17 +154,33 @@ def _add_name(parser: argparse.ArgumentParser, about: str = "of the fleet") -> N
     parser.add_argument("--name", default=None, help=about)
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` to `most`."""
+
+    def read(text: str) -> int:
+        # The digits are counted first: Python doesn't read thousands of them.
+        digits = text.isascii() and text.isdecimal() and len(text.lstrip("0")) <= len(str(most))
+        if not (digits and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(
+                f"{_short(text)} is not a whole number from {least} to {most}"
+            )
+        return int(text)
+
+    return read
 
 
 def _size(text: str) -> tuple[str, int]:
+    from headway.config.model import MOST_REPLICAS  # noqa: PLC0415  only `scale` needs it
+
     pool, equals, count = text.rpartition("=")
-    if not (pool and equals and count.isascii() and count.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not POOL=N; write for example decode=2")
-    return pool, int(count)
+    if not (pool and equals):
+        said = f"{_short(text)} is not POOL=N; write for example decode=2"
+        raise argparse.ArgumentTypeError(said)
+    return pool, _whole(1, MOST_REPLICAS)(count)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
 
 def _up(arguments: argparse.Namespace, say: Say) -> int:

@@ -88,25 +88,40 @@ async def served(path: Path, handle: Handle) -> AsyncIterator[None]:
 async def _converse(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handle
 ) -> None:
-    with contextlib.suppress(ConnectionError, ValueError):
-        line = await reader.readline()
-        if line:
+    with contextlib.suppress(ConnectionError):
+        try:
+            line = await reader.readline()
+        except ValueError:
+            answer = {"error": f"the request is longer than {_LIMIT_BYTES} bytes"}
+        else:
+            if not line:
+                return
             answer = await _handled(line, handle)
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
+        writer.write(json.dumps(answer).encode() + b"\n")
+        await writer.drain()
 
 
 async def _handled(line: bytes, handle: Handle) -> dict[str, Any]:
     try:
-        request = json.loads(line)
-    except ValueError:
-        return {"error": "the request is not JSON"}
+        request = json.loads(line, object_pairs_hook=_object)
+    except FleetError as error:
+        return {"error": str(error)}
+    except (ValueError, RecursionError):
+        return {"error": "the request is not JSON with ordinary numbers and nesting"}
     if not isinstance(request, dict):
         return {"error": 'the request is not an object such as {"do": "status"}'}
     try:
         return {"ok": await handle(request)}
     except HeadwayError as error:
         return {"error": str(error)}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises FleetError for a key that is there twice: which one counts would be a guess."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise FleetError("the request has a key twice")
+    return found
 
 
 @contextlib.contextmanager

@@ -21,6 +21,8 @@ _TOLD_S: Final = 5.0
 _SERVED_S: Final = 120.0
 """How long the router may take to send requests to an engine that is ready again."""
 _SERVED_AGAIN_S: Final = 0.25
+_SHOWN: Final = 200
+"""Characters of what was asked that an answer repeats."""
 _SETTLED: Final = frozenset({State.READY, State.FAILED, State.STOPPED})
 
 
@@ -69,13 +71,16 @@ class Operations:
                 return await self.drain(name)
             case {"do": "undrain", "engine": str(name)}:
                 return self.undrain(name)
-            case {"do": "scale", "pool": str(pool), "replicas": int(replicas)}:
+            case {"do": "scale", "pool": str(pool), "replicas": int(replicas)} if not (
+                isinstance(replicas, bool)
+            ):
                 return self.scale(pool, replicas)
             case {"do": "restart", "pool": str(pool)}:
                 return await self.restart(pool)
             case {"do": "reload"}:
                 return await self.reload()
-        raise FleetError(f"the request {dict(request)!r} is unknown or lacks something")
+        said = f"the request {repr(dict(request))[:_SHOWN]} is unknown or lacks something"
+        raise FleetError(said)
 
     # Waiting
 
@@ -130,7 +135,7 @@ class Operations:
         member = self._members.by_name.get(name)
         if member is None:
             known = ", ".join(self._members.by_name)
-            raise FleetError(f"no engine {name!r} in this fleet; there are: {known}")
+            raise FleetError(f"no engine {name[:_SHOWN]!r} in this fleet; there are: {known}")
         return member
 
     # Scaling
@@ -153,7 +158,7 @@ class Operations:
         names = [engine.name for engine in self.spec.engines if engine.pool == pool]
         if not names:
             known = ", ".join(dict.fromkeys(engine.pool for engine in self.spec.engines))
-            raise FleetError(f"no pool {pool!r} is started here; there are: {known}")
+            raise FleetError(f"no pool {pool[:_SHOWN]!r} is started here; there are: {known}")
         return [self._members.by_name[name] for name in names]
 
     def _become(self, new: FleetSpec) -> None:

@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from headway import config as settings
 from headway.config import Config, ConfigError, Pool
+from headway.config.checks import shown
 from headway.config.fleet import STOCK
+from headway.config.model import MOST_REPLICAS
 from headway.config.problems import Problems
 from headway.core.errors import SettingError
 from headway.fleet import init
@@ -95,8 +97,10 @@ def rescale(
         raise SettingError(
             pool, f"is not a pool whose engines are started here; those are: {known}"
         )
-    if replicas < 1:
-        raise SettingError(pool, f"{replicas} engines are too few; use 1 or more")
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise SettingError(
+            pool, f"{shown(replicas)} engines are out of range; use 1 to {MOST_REPLICAS}"
+        )
     own = [engine for engine in spec.engines if engine.pool == pool]
     kept = own[:replicas]
     staying = [*kept, *(engine for engine in spec.engines if engine.pool != pool)]
@@ -132,12 +136,12 @@ def _added(
     """So many new engines of the pool. Raises SettingError for too few free devices."""
     if count <= 0:
         return []
-    used = {engine.name for engine in staying}
-    numbers = [n for n in range(len(staying) + count) if f"{pool.name}-{n}" not in used]
     if config.fleet.placement == "ray":
         chunks: list[tuple[int, ...]] = [()] * count
     else:
         chunks = _free(pool, count, own, staying, config, machine)
+    used = {engine.name for engine in staying}
+    numbers = [n for n in range(len(staying) + count) if f"{pool.name}-{n}" not in used]
     return [
         _engine(config, pool, number, chunk, machine)
         for chunk, number in zip(chunks, numbers, strict=False)
@@ -161,10 +165,12 @@ def _free(
     each = min(len(free) // count, most)
     if each < size(pool):
         kind = "CPU cores" if machine.cpu else "GPUs"
+        fit = len(free) // size(pool)
+        right = f"use {len(own) + fit} engines or fewer, or " if fit else ""
         raise SettingError(
             pool.name,
             f"{count} more would need {count * size(pool)} {kind} and {len(free)} are free; "
-            "scale another pool down first",
+            f"{right}scale another pool down first",
         )
     return [tuple(free[start : start + each]) for start in range(0, count * each, each)]
 

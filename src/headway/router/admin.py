@@ -12,6 +12,8 @@ from headway.router.request import ClientRequest
 from headway.router.service import Service
 from headway.router.state import Engine
 
+_SHOWN: Final = 200
+"""Characters of an engine's name that an error repeats."""
 _LOOPBACK: Final = re.compile(rb"(?:127\.\d+\.\d+\.\d+|\[::1\]|localhost)(?::\d+)?")
 
 
@@ -63,13 +65,12 @@ class Admin:
         }
 
     def _drain(self, request: ClientRequest, *, draining: bool) -> None:
-        wanted = parse_qs(request.query.decode("latin-1")).get("engine", [""])[0]
-        engine = self._service.engines.get(wanted)
+        named = parse_qs(request.query.decode("latin-1")).get("engine", [""])
+        engine = self._service.engines.get(named[0]) if len(named) == 1 else None
         if engine is None:
             known = ", ".join(self._service.engines)
-            request.respond(
-                404, [JSON_TYPE], error_body(404, f"no engine {wanted!r}; there are: {known}")
-            )
+            said = f"no engine {', '.join(named)[:_SHOWN]!r}; name one of: {known}"
+            request.respond(404, [JSON_TYPE], error_body(404, said))
             return
         if draining:
             engine.draining = True

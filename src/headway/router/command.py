@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ examples:
   headway route --check --config headway.toml
 """
 
+_NUMBER: Final = re.compile(r"-?[0-9.]+(?:e[+-]?[0-9]+)?|nan|-?inf")
 _ENGINES: Final = {
     "engine": "an engine that does everything",
     "prefill": "an engine that prefills",
@@ -119,8 +121,10 @@ def _value(text: Any, setting: Setting) -> Any:
     if kind == "boolean":
         return {"true": True, "false": False}.get(text, text)
     read = {"integer": int, "number": float}.get(str(kind))
+    if read is None or not _NUMBER.fullmatch(text):  # int() reads 1_0 too, and other digits
+        return text
     with contextlib.suppress(ValueError):
-        return read(text) if read else text
+        return read(text)
     return text
 
 
