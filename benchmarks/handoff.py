@@ -33,7 +33,7 @@ from headway.bench.options import end_cleanly_on_sigterm
 from headway.bench.report import Goal, Progress
 from headway.bench.spread import Spread, spread
 from headway.bench.workload import MIXED
-from headway.core.goodput import percentile
+from headway.core.slo import percentile
 
 ADDED: Final = "headway:router_added_seconds"
 TARGET_S: Final = 0.003

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from headway.bench.report import Goal
 from headway.bench.spread import Spread, ratio, ratios, spread
-from headway.core.goodput import percentile
+from headway.core.slo import percentile
 from router_bench.arms import DIRECT, DISAGGREGATED, HEADWAY, RUST, UNIFIED
 
 SHORT: Final = "short"

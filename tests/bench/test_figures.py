@@ -9,7 +9,7 @@ from headway.bench import options
 from headway.bench.exchange import CUT_OFF, Sample
 from headway.bench.figures import Judge
 from headway.bench.outcomes import Alone
-from headway.core.goodput import Slo
+from headway.core.slo import Slo
 
 JUDGE = Judge(
     Slo(1.0, 4.0, 0.2), Alone(((45, 0.1), (4_608, 15.0)), 0.05, 0.06, 0.07), short_tokens=45

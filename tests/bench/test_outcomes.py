@@ -5,8 +5,7 @@ import math
 from headway.bench import outcomes
 from headway.bench.exchange import CUT_OFF, Sample
 from headway.bench.outcomes import Alone
-from headway.core import goodput
-from headway.core.goodput import Slo
+from headway.core.slo import Slo, met
 
 ALONE = Alone(((50, 0.2), (1_000, 2.0), (2_000, 5.0)), 0.04, 0.05, 0.06)
 SLO = Slo(1.0, 4.0, 0.15)
@@ -29,14 +28,14 @@ def test_the_limit_follows_the_length() -> None:
     short, long = outcomes.judge([sample(), sample("long", 2_000)], SLO, ALONE)
     assert short.limits.ttft_s == 1.0
     assert long.limits.ttft_s == 20.0
-    assert goodput.met(short)
+    assert met(short)
 
 
 def test_errors_count_as_missed() -> None:
     (failed,) = outcomes.judge([sample(error="status 503")], SLO, ALONE)
-    assert not goodput.met(failed)
+    assert not met(failed)
     (cut,) = outcomes.judge([sample(error=CUT_OFF)], SLO, ALONE)
-    assert not goodput.met(cut)
+    assert not met(cut)
 
 
 def test_a_running_decode_cut_off_is_judged_on_what_it_had() -> None:
@@ -49,7 +48,7 @@ def test_a_running_decode_cut_off_is_judged_on_what_it_had() -> None:
         SLO,
         ALONE,
     )
-    assert [goodput.met(outcome) for outcome in kept] == [True, False]
+    assert [met(outcome) for outcome in kept] == [True, False]
 
 
 def test_totals() -> None:

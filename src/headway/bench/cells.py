@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from headway.bench.spread import Spread, bootstrap
 from headway.bench.workload import LONG
-from headway.core.goodput import Outcome, RatePoint, highest_rate, met
+from headway.core.slo import Outcome, RatePoint, highest_rate, met
 
 Pick = Callable[[int], list[int]]
 """For n items, the n indices to use: in order, or resampled for an interval."""

@@ -8,8 +8,7 @@ from headway.bench.exchange import Sample
 from headway.bench.outcomes import Alone
 from headway.bench.spread import ratio
 from headway.bench.workload import LONG, RUNNING, SHORT
-from headway.core import goodput
-from headway.core.goodput import Outcome, Slo
+from headway.core.slo import Outcome, Slo, percentile, summarise, ttft_s
 
 Figures = dict[str, float | None]
 """By name, the unit at its end; None where a round has no data for it."""
@@ -39,8 +38,8 @@ class Judge:
     def contention(self, samples: Sequence[Sample], duration_s: float) -> Figures:
         """Of running decodes, short arrivals and long prompts during `duration_s` seconds."""
         judged = outcomes.judge(samples, self.slo, self.alone)
-        running = goodput.summarise(outcomes.of_class(judged, RUNNING), duration_s)
-        whole = goodput.summarise(judged, duration_s)
+        running = summarise(outcomes.of_class(judged, RUNNING), duration_s)
+        whole = summarise(judged, duration_s)
         longs = outcomes.ttfts_s(outcomes.of_class(judged, LONG))
         return {
             **self._shorts(outcomes.of_class(judged, SHORT)),
@@ -57,11 +56,11 @@ class Judge:
 
     def _shorts(self, shorts: Sequence[Outcome]) -> Figures:
         ttfts = outcomes.ttfts_s(shorts)
-        shares = [t / o.limits.ttft_s for o in shorts if (t := goodput.ttft_s(o)) is not None]
-        p50_s = goodput.percentile(ttfts, 50)
+        shares = [t / o.limits.ttft_s for o in shorts if (t := ttft_s(o)) is not None]
+        p50_s = percentile(ttfts, 50)
         return {
             "short_ttft_p50_s": p50_s,
-            "short_ttft_p99_s": goodput.percentile(ttfts, 99),
+            "short_ttft_p99_s": percentile(ttfts, 99),
             "short_ttft_p50_x_alone": ratio(p50_s, self.alone.ttft_s(self.short_tokens)),
-            "short_ttft_p99_x_limit": goodput.percentile(shares, 99),
+            "short_ttft_p99_x_limit": percentile(shares, 99),
         }

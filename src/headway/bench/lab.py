@@ -10,7 +10,7 @@ from headway.bench.options import Options
 from headway.bench.outcomes import Alone
 from headway.bench.report import Progress
 from headway.bench.stage import Stage
-from headway.core.goodput import Slo
+from headway.core.slo import Slo
 
 CORES: Final = (0, 1)
 TTFT_FLOOR_S: Final = 1.0

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from headway.bench.exchange import CUT_OFF, Sample
 from headway.bench.workload import RUNNING
-from headway.core import goodput
-from headway.core.goodput import Outcome, Slo
+from headway.core.slo import Outcome, Slo, summarise, summarise_by_class, ttft_s
 
 LEAST_TOKENS: Final = 16
 """A running decode cut off with fewer tokens tells nothing about its TPOT."""
@@ -76,14 +75,14 @@ def of_class(outcomes: Iterable[Outcome], name: str) -> list[Outcome]:
 
 def ttfts_s(outcomes: Iterable[Outcome]) -> list[float]:
     """TTFT of every request that got a first token."""
-    return [value for o in outcomes if (value := goodput.ttft_s(o)) is not None]
+    return [value for o in outcomes if (value := ttft_s(o)) is not None]
 
 
 def summaries(outcomes: Sequence[Outcome], duration_s: float) -> dict[str, Any]:
     """Plain summaries for a report: `all`, and each length class by name."""
-    parts = goodput.summarise_by_class(outcomes, duration_s)
+    parts = summarise_by_class(outcomes, duration_s)
     return {
-        "all": asdict(goodput.summarise(outcomes, duration_s)),
+        "all": asdict(summarise(outcomes, duration_s)),
         **{name: asdict(part) for name, part in parts.items()},
     }
 

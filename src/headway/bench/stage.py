@@ -12,8 +12,7 @@ from headway.bench.loadgen import Patience, play
 from headway.bench.outcomes import Alone, errors, generator_lag_s
 from headway.bench.report import Progress
 from headway.bench.workload import SHORT, Workload, lone
-from headway.core import goodput
-from headway.core.goodput import Limits, Outcome
+from headway.core.slo import Limits, Outcome, itls_s, percentile, tpot_s
 
 SETTLE_S: Final = 0.5
 """Between two workloads, for engines to free what was disconnected."""
@@ -65,9 +64,9 @@ class Stage:
         for sample in decodes:
             times = sample.token_times_s
             outcome = Outcome(SHORT, 0.0, times, True, Limits(1.0, 1.0))
-            tpots.append(goodput.tpot_s(outcome) or 0.0)
-            gaps += goodput.itls_s(outcome)
-        p99_s = goodput.percentile(gaps, 99) or 0.0
+            tpots.append(tpot_s(outcome) or 0.0)
+            gaps += itls_s(outcome)
+        p99_s = percentile(gaps, 99) or 0.0
         return Alone(tuple(points), statistics.median(tpots), p99_s, max(gaps, default=0.0))
 
     def warm_up(self, engine: Engine) -> None:

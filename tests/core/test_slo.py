@@ -8,8 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core import goodput
-from headway.core.goodput import Limits, Outcome, RatePoint, Slo
+from headway.core.slo import (
+    Limits,
+    Outcome,
+    RatePoint,
+    Slo,
+    falling_fit,
+    highest_rate,
+    itls_s,
+    met,
+    percentile,
+    summarise,
+    summarise_by_class,
+    tpot_s,
+)
 
 seconds = st.floats(0, 1e4, allow_nan=False)
 positive = st.floats(0.001, 1e4, allow_nan=False)
@@ -39,32 +51,32 @@ def request(first_s: float, gap_s: float, tokens: int, *, completed: bool = True
 
 @given(outcomes())
 def test_tpot_is_the_mean_gap_and_the_stall_the_largest(outcome: Outcome) -> None:
-    gaps = goodput.itls_s(outcome)
-    each = goodput.tpot_s(outcome)
+    gaps = itls_s(outcome)
+    each = tpot_s(outcome)
     assert (each is None) == (len(outcome.token_times_s) < 2)
     if each is not None:
         assert math.isclose(each, statistics.fmean(gaps), rel_tol=1e-6, abs_tol=1e-6)
-        stall = goodput.summarise([outcome], 1.0).longest_stall_s
+        stall = summarise([outcome], 1.0).longest_stall_s
         assert stall == max(gaps)
 
 
 @given(outcomes())
 def test_what_did_not_complete_is_missed(outcome: Outcome) -> None:
     if not outcome.completed or not outcome.token_times_s:
-        assert not goodput.met(outcome)
+        assert not met(outcome)
 
 
 def test_each_limit_alone_decides() -> None:
-    assert goodput.met(request(1.0, 0.1, 1))
-    assert goodput.met(request(1.0, 0.05, 5))
-    assert not goodput.met(request(1.001, 0.05, 5))
-    assert not goodput.met(request(0.5, 0.11, 5))
-    assert not goodput.met(request(0.5, 0.05, 5, completed=False))
+    assert met(request(1.0, 0.1, 1))
+    assert met(request(1.0, 0.05, 5))
+    assert not met(request(1.001, 0.05, 5))
+    assert not met(request(0.5, 0.11, 5))
+    assert not met(request(0.5, 0.05, 5, completed=False))
 
 
 def test_one_token_has_no_tpot_to_miss() -> None:
-    assert goodput.tpot_s(request(0.5, 9.0, 1)) is None
-    assert goodput.met(request(0.5, 9.0, 1))
+    assert tpot_s(request(0.5, 9.0, 1)) is None
+    assert met(request(0.5, 9.0, 1))
 
 
 @given(positive, positive, positive, seconds)
@@ -78,8 +90,8 @@ def test_the_ttft_limit_grows_with_length_above_a_floor(
 
 @given(st.lists(outcomes(), max_size=20), positive)
 def test_classes_add_up_to_the_whole(requests: list[Outcome], duration_s: float) -> None:
-    whole = goodput.summarise(requests, duration_s)
-    parts = goodput.summarise_by_class(requests, duration_s)
+    whole = summarise(requests, duration_s)
+    parts = summarise_by_class(requests, duration_s)
     assert whole.sent == sum(part.sent for part in parts.values())
     assert whole.met == sum(part.met for part in parts.values())
     assert whole.met <= whole.completed <= whole.sent
@@ -92,27 +104,27 @@ def test_classes_add_up_to_the_whole(requests: list[Outcome], duration_s: float)
 
 def test_goodput_needs_a_duration() -> None:
     with pytest.raises(ValueError, match="duration_s"):
-        goodput.summarise([], 0.0)
+        summarise([], 0.0)
 
 
 @given(st.lists(seconds, min_size=1, max_size=50), st.floats(0, 100), st.floats(0, 100))
 def test_percentiles_are_ordered_and_within_the_data(
     values: list[float], one: float, other: float
 ) -> None:
-    low = goodput.percentile(values, min(one, other))
-    high = goodput.percentile(values, max(one, other))
+    low = percentile(values, min(one, other))
+    high = percentile(values, max(one, other))
     assert low is not None
     assert high is not None
     assert min(values) <= low <= high <= max(values)
-    median = goodput.percentile(values, 50)
+    median = percentile(values, 50)
     assert median is not None
     assert math.isclose(median, statistics.median(values), abs_tol=1e-9)
 
 
 def test_percentile_of_nothing_and_out_of_range() -> None:
-    assert goodput.percentile([], 99) is None
+    assert percentile([], 99) is None
     with pytest.raises(ValueError, match="percent"):
-        goodput.percentile([1.0], 101)
+        percentile([1.0], 101)
 
 
 rate_points = st.lists(
@@ -126,7 +138,7 @@ rate_points = st.lists(
 @given(rate_points)
 def test_the_fit_never_rises_and_keeps_the_weighted_mean(points: list[RatePoint]) -> None:
     ordered = sorted(points, key=lambda point: point.rate_per_s)
-    fitted = goodput.falling_fit(ordered)
+    fitted = falling_fit(ordered)
     levels = [point.attainment for point in fitted]
     assert all(a >= b - 1e-12 for a, b in pairwise(levels))
     assert math.isclose(
@@ -140,7 +152,7 @@ def test_the_fit_never_rises_and_keeps_the_weighted_mean(points: list[RatePoint]
 def test_the_highest_rate_lies_where_its_bracket_says(
     points: list[RatePoint], target: float
 ) -> None:
-    found = goodput.highest_rate(points, target)
+    found = highest_rate(points, target)
     rates = sorted(point.rate_per_s for point in points)
     if found.bracket == "above":
         assert found.rate_per_s == rates[-1]
@@ -153,16 +165,16 @@ def test_the_highest_rate_lies_where_its_bracket_says(
 
 def test_the_highest_rate_is_interpolated() -> None:
     points = [RatePoint(1.0, 1.0, 10), RatePoint(2.0, 0.8, 10), RatePoint(3.0, 0.1, 10)]
-    found = goodput.highest_rate(points)
+    found = highest_rate(points)
     assert found.bracket == "between"
     assert math.isclose(found.rate_per_s, 1.5)
 
 
 def test_one_lucky_point_does_not_decide() -> None:
     points = [RatePoint(1.0, 0.6, 100), RatePoint(2.0, 0.95, 5), RatePoint(3.0, 0.2, 100)]
-    assert goodput.highest_rate(points).bracket == "below"
+    assert highest_rate(points).bracket == "below"
 
 
 def test_no_points_is_an_error() -> None:
     with pytest.raises(ValueError, match="no points"):
-        goodput.highest_rate([])
+        highest_rate([])
