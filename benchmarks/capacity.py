@@ -23,7 +23,7 @@ from headway.bench.outcomes import Alone
 from headway.bench.report import Goal, Progress
 from headway.bench.spread import Spread, lowest
 from headway.bench.workload import LONG, MIXED, SHORT, Arrival
-from headway.core.slo import TARGET_ATTAINMENT, highest_rate
+from headway.core.highest_rate import TARGET_ATTAINMENT, highest_rate
 
 FLAGS: Final = (
     *("--max-num-batched-tokens", "512", "--max-model-len", "8192"),

@@ -9,7 +9,7 @@ from headway.bench import cells
 from headway.bench.cells import Cell
 from headway.bench.spread import Spread
 from headway.bench.workload import LONG, SHORT
-from headway.core.slo import RatePoint
+from headway.core.highest_rate import RatePoint
 
 
 def cell(arm: str, beside: str, rate: float, met: int, sent: int = 20, longs: int = 2) -> Cell:

@@ -2,27 +2,30 @@
 
 import math
 import statistics
-from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.slo import (
+    Ending,
     Limits,
     Outcome,
-    RatePoint,
     Slo,
-    falling_fit,
-    highest_rate,
+    Verdict,
     itls_s,
+    judge,
     met,
     percentile,
     summarise,
     summarise_by_class,
     tpot_s,
+    verdict,
 )
 
+TOKENS = ("least_tokens", "most_tokens")
+CLIENTS = (400, 401, 403, 404, 405, 408, 413, 422)
 seconds = st.floats(0, 1e4, allow_nan=False)
 positive = st.floats(0.001, 1e4, allow_nan=False)
 
@@ -127,54 +130,148 @@ def test_percentile_of_nothing_and_out_of_range() -> None:
         percentile([1.0], 101)
 
 
-rate_points = st.lists(
-    st.builds(RatePoint, st.floats(0.01, 10), st.floats(0, 1), st.integers(1, 200)),
-    min_size=1,
-    max_size=12,
-    unique_by=lambda point: point.rate_per_s,
-)
+LIMITS = Limits(ttft_s=1.0, tpot_s=0.1)
+WHOLE = {"limits": LIMITS}
+STREAM = {"limits": LIMITS, "streamed": True}
+LEFT = {"left": True, "limits": LIMITS}
+VERDICTS = [
+    # Streams: the first token, then the mean of the others; how long the end takes is nobody's.
+    (Verdict.MET, 200, 9.0, {**STREAM, "first_s": 1.0, "last_s": 5.0, **dict.fromkeys(TOKENS, 41)}),
+    (
+        Verdict.TTFT,
+        200,
+        9.0,
+        {**STREAM, "first_s": 1.1, "last_s": 5.0, **dict.fromkeys(TOKENS, 90)},
+    ),
+    (
+        Verdict.TPOT,
+        200,
+        9.0,
+        {**STREAM, "first_s": 1.0, "last_s": 5.2, **dict.fromkeys(TOKENS, 41)},
+    ),
+    (Verdict.MET, 200, 9.0, {**STREAM, "first_s": 1.0, "last_s": 8.0, **dict.fromkeys(TOKENS, 1)}),
+    (Verdict.MET, 200, 1.0, STREAM),
+    (Verdict.TTFT, 200, 1.1, STREAM),
+    (Verdict.UNKNOWN, 200, 9.0, {**STREAM, "first_s": 1.0, "last_s": 2.0, "most_tokens": 16}),
+    (Verdict.TPOT, 200, 9.0, {**STREAM, "first_s": 1.0, "last_s": 2.6, "most_tokens": 16}),
+    # Not streamed: as a whole.
+    (Verdict.MET, 200, 2.5, {**WHOLE, **dict.fromkeys(TOKENS, 16)}),
+    (Verdict.TOTAL, 200, 2.6, {**WHOLE, **dict.fromkeys(TOKENS, 16)}),
+    (Verdict.TOTAL, 200, 1.1, {**WHOLE, **dict.fromkeys(TOKENS, 1)}),
+    (Verdict.TOTAL, 200, 1.1, {**WHOLE, **dict.fromkeys(TOKENS, 0)}),
+    (Verdict.MET, 200, 1.0, WHOLE),
+    (Verdict.UNKNOWN, 200, 1.1, WHOLE),
+    (Verdict.UNKNOWN, 200, 2.5, {**WHOLE, "most_tokens": 16}),
+    (Verdict.TOTAL, 200, 2.6, {**WHOLE, "most_tokens": 16}),
+    # Refused and failed.
+    *(
+        (Verdict.REFUSED, status, 0.0, more)
+        for status in (429, 503)
+        for more in ({}, WHOLE, STREAM)
+    ),
+    *((Verdict.ERROR, status, 0.0, WHOLE) for status in (302, 500, 502, 504)),
+    *((Verdict.ERROR, status, 0.0, {**WHOLE, "by_engine": True}) for status in (401, 403, 500)),
+    *((Verdict.CLIENT_ERROR, s, 9.0, more) for s in CLIENTS for more in ({}, WHOLE, STREAM)),
+    (Verdict.CLIENT_ERROR, 400, 0.0, {**WHOLE, "by_engine": True}),
+    (Verdict.TRUNCATED, 200, 0.1, {**STREAM, "truncated": True, "first_s": 0.1}),
+    (Verdict.TRUNCATED, 200, 0.1, {"truncated": True}),
+    # Left: missed only where a token was due.
+    (Verdict.CLIENT_LEFT, 0, 99.0, {"left": True}),
+    (Verdict.CLIENT_LEFT, 0, 1.0, {**LEFT, "streamed": True}),
+    (Verdict.LEFT_WAITING, 0, 1.1, {**LEFT, "streamed": True}),
+    (Verdict.CLIENT_LEFT, 0, 2.5, {**LEFT, "most_tokens": 16}),
+    (Verdict.LEFT_WAITING, 0, 2.6, {**LEFT, "most_tokens": 16}),
+    (Verdict.CLIENT_LEFT, 0, 99.0, LEFT),
+    (Verdict.CLIENT_LEFT, 200, 1.9, {**LEFT, **STREAM, "first_s": 1.0, "least_tokens": 9}),
+    (Verdict.TPOT, 200, 2.0, {**LEFT, **STREAM, "first_s": 1.0, "least_tokens": 9}),
+    (Verdict.CLIENT_LEFT, 200, 99.0, {**LEFT, **STREAM, "first_s": 1.0, "by_itself": False}),
+    (Verdict.TTFT, 200, 1.2, {**LEFT, **STREAM, "first_s": 1.1, "least_tokens": 9}),
+    # What doesn't generate has no limits, however it ends.
+    *((Verdict.NO_LIMITS, s, 9.0, {"generates": False}) for s in (200, 404, 429, 500, 503)),
+    (Verdict.NO_LIMITS, 200, 9.0, {"generates": False, "truncated": True}),
+    (Verdict.CLIENT_LEFT, 0, 9.0, {"generates": False, "left": True}),
+]
 
 
-@given(rate_points)
-def test_the_fit_never_rises_and_keeps_the_weighted_mean(points: list[RatePoint]) -> None:
-    ordered = sorted(points, key=lambda point: point.rate_per_s)
-    fitted = falling_fit(ordered)
-    levels = [point.attainment for point in fitted]
-    assert all(a >= b - 1e-12 for a, b in pairwise(levels))
-    assert math.isclose(
-        sum(p.attainment * p.sent for p in ordered),
-        sum(p.attainment * p.sent for p in fitted),
-        abs_tol=1e-6,
-    )
-
-
-@given(rate_points, st.floats(0.05, 1.0))
-def test_the_highest_rate_lies_where_its_bracket_says(
-    points: list[RatePoint], target: float
+@pytest.mark.parametrize(("right", "status", "ended_s", "more"), VERDICTS)
+def test_each_way_to_end_has_its_verdict(
+    right: Verdict, status: int, ended_s: float, more: dict[str, Any]
 ) -> None:
-    found = highest_rate(points, target)
-    rates = sorted(point.rate_per_s for point in points)
-    if found.bracket == "above":
-        assert found.rate_per_s == rates[-1]
-    elif found.bracket == "below":
-        assert 0 <= found.rate_per_s <= rates[0] + 1e-9
-    else:
-        assert found.bracket == "between"
-        assert rates[0] - 1e-9 <= found.rate_per_s <= rates[-1] + 1e-9
+    assert judge(Ending(status, ended_s, **more)) is right
 
 
-def test_the_highest_rate_is_interpolated() -> None:
-    points = [RatePoint(1.0, 1.0, 10), RatePoint(2.0, 0.8, 10), RatePoint(3.0, 0.1, 10)]
-    found = highest_rate(points)
-    assert found.bracket == "between"
-    assert math.isclose(found.rate_per_s, 1.5)
+def test_every_verdict_is_met_missed_or_neither() -> None:
+    assert [v for v in Verdict if v.met] == [Verdict.MET]
+    assert {v for v in Verdict if v.met is None} == {
+        Verdict.CLIENT_LEFT,
+        Verdict.CLIENT_ERROR,
+        Verdict.UNKNOWN,
+        Verdict.NO_LIMITS,
+    }
 
 
-def test_one_lucky_point_does_not_decide() -> None:
-    points = [RatePoint(1.0, 0.6, 100), RatePoint(2.0, 0.95, 5), RatePoint(3.0, 0.2, 100)]
-    assert highest_rate(points).bracket == "below"
+tokens = st.integers(0, 50)
+endings = st.builds(
+    Ending,
+    st.sampled_from([0, 200, 204, 302, 400, 401, 404, 429, 500, 503, 504]),
+    st.floats(0, 20),
+    generates=st.booleans(),
+    limits=st.none() | st.builds(Limits, st.floats(0.01, 5), st.floats(0.01, 1)),
+    left=st.booleans(),
+    by_itself=st.booleans(),
+    truncated=st.booleans(),
+    by_engine=st.booleans(),
+    streamed=st.booleans(),
+    first_s=st.none() | st.floats(0, 20),
+    last_s=st.none() | st.floats(0, 20),
+    least_tokens=tokens,
+    most_tokens=tokens | st.just(math.inf),
+)
+GRADE = {True: 2, None: 1, False: 0}
 
 
-def test_no_points_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no points"):
-        highest_rate([])
+@given(endings, st.floats(0, 5))
+def test_longer_waits_are_never_judged_better(ending: Ending, more_s: float) -> None:
+    later = ending._replace(ended_s=ending.ended_s + more_s)
+    assert GRADE[judge(later).met] <= GRADE[judge(ending).met]
+    if ending.first_s is not None and ending.last_s is not None:
+        later = later._replace(first_s=ending.first_s + more_s, last_s=ending.last_s + more_s)
+        assert GRADE[judge(later).met] <= GRADE[judge(ending).met]
+
+
+@given(endings, st.floats(1, 3))
+def test_wider_limits_are_never_harder_to_meet(ending: Ending, times: float) -> None:
+    limits = ending.limits
+    if limits is not None:
+        wider = ending._replace(limits=Limits(limits.ttft_s * times, limits.tpot_s * times))
+        assert GRADE[judge(wider).met] >= GRADE[judge(ending).met]
+
+
+@given(endings)
+def test_only_a_whole_answer_can_meet_limits(ending: Ending) -> None:
+    if judge(ending) is Verdict.MET:
+        assert 200 <= ending.status < 300
+        assert ending.generates
+        assert ending.limits is not None
+        assert not ending.left
+        assert not ending.truncated
+
+
+@given(outcomes())
+def test_a_benchmark_and_a_router_judge_alike(outcome: Outcome) -> None:
+    times = outcome.token_times_s
+    if not (outcome.completed and times):
+        assert verdict(outcome).met is False
+        return
+    first_s, last_s = times[0] - outcome.intended_s, times[-1] - outcome.intended_s
+    seen = Ending(200, last_s, limits=outcome.limits, streamed=True, first_s=first_s, last_s=last_s)
+    count = len(times)
+    assert judge(seen._replace(least_tokens=count, most_tokens=count)) is verdict(outcome)
+
+
+def test_a_clients_own_limits_come_first() -> None:
+    slo = Slo(ttft_floor_s=1.0, ttft_factor=4.0, tpot_s=0.1)
+    assert slo.limits(0.1) == Limits(1.0, 0.1)
+    assert slo.limits(1.0) == Limits(4.0, 0.1)
+    assert slo.limits(1.0, own_ttft_s=0.5) == Limits(0.5, 0.1)
+    assert slo.limits(1.0, own_tpot_s=0.2) == Limits(4.0, 0.2)

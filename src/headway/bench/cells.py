@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from headway.bench.spread import Spread, bootstrap
 from headway.bench.workload import LONG
-from headway.core.slo import Outcome, RatePoint, highest_rate, met
+from headway.core.highest_rate import RatePoint, highest_rate
+from headway.core.slo import Outcome, met
 
 Pick = Callable[[int], list[int]]
 """For n items, the n indices to use: in order, or resampled for an interval."""

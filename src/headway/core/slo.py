@@ -1,17 +1,21 @@
 """The measure of success: which requests met their limits, and how many a second.
 
-Times are seconds on one clock, the client's. A request is judged from the
-moment its client *meant* to send it, so time spent queueing anywhere counts.
+This is the only place that judges: the router its requests (`judge`), benchmarks what their own
+clients saw (`verdict`). Times are seconds on one clock. A request is judged from the moment its
+client *meant* to send it, or, by a router, from when its head had come; so time spent queueing
+anywhere counts.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
-TARGET_ATTAINMENT: Final = 0.9
-"""The attainment that the highest rate must keep."""
+REFUSALS: Final = (429, 503)
+"""Statuses of answers that say: not now."""
+KEY_REFUSALS: Final = (401, 403)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,10 @@ class Limits:
 
     ttft_s: float
     tpot_s: float
+
+    def whole_s(self, tokens: float) -> float:
+        """When an answer of so many tokens is complete at the latest."""
+        return self.ttft_s + max(tokens - 1, 0) * self.tpot_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +47,153 @@ class Slo:
     ttft_factor: float
     tpot_s: float
 
-    def limits(self, alone_ttft_s: float) -> Limits:
-        """Limits of a request whose TTFT on an idle engine is `alone_ttft_s`."""
-        return Limits(max(self.ttft_floor_s, self.ttft_factor * alone_ttft_s), self.tpot_s)
+    def limits(
+        self,
+        alone_ttft_s: float,
+        *,
+        own_ttft_s: float | None = None,
+        own_tpot_s: float | None = None,
+    ) -> Limits:
+        """Limits of a request whose TTFT on an idle engine is `alone_ttft_s`.
+
+        own_ttft_s, own_tpot_s: those that its client set, positive and finite; they come first.
+        """
+        ttft_s = own_ttft_s
+        if ttft_s is None:
+            ttft_s = max(self.ttft_floor_s, self.ttft_factor * alone_ttft_s)
+        return Limits(ttft_s, self.tpot_s if own_tpot_s is None else own_tpot_s)
+
+
+class Verdict(StrEnum):
+    """What became of a request. Each has exactly one."""
+
+    MET = "met"
+    TTFT = "ttft"
+    """Its first token was late."""
+    TPOT = "tpot"
+    """Its tokens after the first were slow."""
+    TOTAL = "total"
+    """It wasn't streamed, and took longer than its tokens may."""
+    LEFT_WAITING = "left waiting"
+    """Its client left without a token when one was due."""
+    ERROR = "error"
+    REFUSED = "refused"
+    """Told to come back later: 429, 503."""
+    TRUNCATED = "truncated"
+    """Its answer broke off."""
+    CLIENT_LEFT = "client left"
+    """Its client left while all limits could still be met: that says nothing."""
+    CLIENT_ERROR = "client error"
+    """It asked for what nobody could have done, or without a key."""
+    UNKNOWN = "unknown"
+    """How many tokens it had isn't known well enough to tell."""
+    NO_LIMITS = "no limits"
+    """It asked for something else than an answer to a prompt."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it counts as met or as missed; None if as neither."""
+        if self is Verdict.MET:
+            return True
+        return None if self in _UNCOUNTED else False
+
+
+_UNCOUNTED: Final = frozenset(
+    {Verdict.CLIENT_LEFT, Verdict.CLIENT_ERROR, Verdict.UNKNOWN, Verdict.NO_LIMITS}
+)
+
+
+class Ending(NamedTuple):
+    """How a request ended. Times count from when it came.
+
+    status: of its answer.
+    ended_s: when all was over: the answer complete, or the client noticed to have left.
+    generates: whether it asks for an answer to a prompt.
+    limits: what it was promised; None if it ended before it was known what it asks for.
+    left: its client left before the answer was complete; by_itself: and not because it took
+        nothing of what there was.
+    truncated: its answer broke off.
+    by_engine: the status is an engine's, passed on.
+    streamed: tokens were to come one by one.
+    first_s, last_s: its first and latest token; None without one, or where it wasn't streamed.
+    least_tokens, most_tokens: what is known of its tokens: of those of a stream that came, of the
+        longest answer where it was several, of all that were to come where its client left.
+    """
+
+    status: int
+    ended_s: float
+    generates: bool = True
+    limits: Limits | None = None
+    left: bool = False
+    by_itself: bool = True
+    truncated: bool = False
+    by_engine: bool = False
+    streamed: bool = False
+    first_s: float | None = None
+    last_s: float | None = None
+    least_tokens: int = 1
+    most_tokens: float = math.inf
+
+
+def judge(ending: Ending) -> Verdict:
+    """The verdict on one request."""
+    if ending.left:
+        return _of_departure(ending)
+    if not ending.generates:
+        return Verdict.NO_LIMITS
+    if ending.truncated:
+        return Verdict.TRUNCATED
+    if not 200 <= ending.status < 300:
+        return _of_error(ending)
+    if ending.limits is None:
+        return Verdict.NO_LIMITS
+    return (_of_stream if ending.streamed else _of_whole)(ending, ending.limits)
+
+
+def _of_error(ending: Ending) -> Verdict:
+    status = ending.status
+    if status in REFUSALS:
+        return Verdict.REFUSED
+    if status in KEY_REFUSALS and ending.by_engine:
+        return Verdict.ERROR  # it is the router's key that the engine doesn't take
+    return Verdict.CLIENT_ERROR if 400 <= status < 500 else Verdict.ERROR
+
+
+def _of_departure(ending: Ending) -> Verdict:
+    """Missed if a token was due by then. What was good until then isn't met: it didn't end."""
+    limits, first_s = ending.limits, ending.first_s
+    if limits is None or not ending.by_itself:
+        return Verdict.CLIENT_LEFT
+    if first_s is None:
+        due_s = limits.ttft_s if ending.streamed else limits.whole_s(ending.most_tokens)
+        return Verdict.LEFT_WAITING if ending.ended_s > due_s else Verdict.CLIENT_LEFT
+    if first_s > limits.ttft_s:
+        return Verdict.TTFT
+    overdue = ending.ended_s - first_s > ending.least_tokens * limits.tpot_s
+    return Verdict.TPOT if overdue else Verdict.CLIENT_LEFT
+
+
+def _of_stream(ending: Ending, limits: Limits) -> Verdict:
+    first_s = ending.ended_s if ending.first_s is None else ending.first_s
+    if first_s > limits.ttft_s:
+        return Verdict.TTFT
+    after_s = 0.0 if ending.last_s is None else ending.last_s - first_s
+    if ending.most_tokens < 2 or _keeps_pace(after_s, ending.least_tokens, limits):
+        return Verdict.MET
+    unsure = _keeps_pace(after_s, ending.most_tokens, limits)
+    return Verdict.UNKNOWN if unsure else Verdict.TPOT
+
+
+def _keeps_pace(after_s: float, tokens: float, limits: Limits) -> bool:
+    return after_s <= 0 or (tokens > 1 and after_s / (tokens - 1) <= limits.tpot_s)
+
+
+def _of_whole(ending: Ending, limits: Limits) -> Verdict:
+    """Nobody saw its first token: it must be there by when the last one is due."""
+    ended_s = ending.ended_s
+    if ended_s <= limits.whole_s(ending.least_tokens):
+        return Verdict.MET
+    return Verdict.TOTAL if ended_s > limits.whole_s(ending.most_tokens) else Verdict.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +237,29 @@ def itls_s(outcome: Outcome) -> tuple[float, ...]:
     return tuple(b - a for a, b in pairwise(times))
 
 
+def verdict(outcome: Outcome) -> Verdict:
+    """The verdict on a request whose client saw it end."""
+    first_s = ttft_s(outcome)
+    if not outcome.completed or first_s is None:
+        return Verdict.ERROR
+    last_s = outcome.token_times_s[-1] - outcome.intended_s
+    tokens = len(outcome.token_times_s)
+    ending = Ending(
+        200,
+        last_s,
+        limits=outcome.limits,
+        streamed=True,
+        first_s=first_s,
+        last_s=last_s,
+        least_tokens=tokens,
+        most_tokens=tokens,
+    )
+    return judge(ending)
+
+
 def met(outcome: Outcome) -> bool:
     """Whether the request completed within all of its limits."""
-    first, each = ttft_s(outcome), tpot_s(outcome)
-    if not outcome.completed or first is None or first > outcome.limits.ttft_s:
-        return False
-    return each is None or each <= outcome.limits.tpot_s
+    return verdict(outcome) is Verdict.MET
 
 
 def attainment(outcomes: Sequence[Outcome]) -> float | None:
@@ -173,65 +342,3 @@ def summarise_by_class(outcomes: Sequence[Outcome], duration_s: float) -> dict[s
 
 def _defined(metric: Callable[[Outcome], float | None], outcomes: Iterable[Outcome]) -> list[float]:
     return [value for o in outcomes if (value := metric(o)) is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class RatePoint:
-    """Attainment measured at one offered rate, from `sent` requests."""
-
-    rate_per_s: float
-    attainment: float
-    sent: int
-
-
-@dataclass(frozen=True, slots=True)
-class HighestRate:
-    """The highest rate that keeps the target attainment.
-
-    bracket: where the crossing lies: `between` two measured rates, `below`
-        the lowest one (the value leans on attainment 1 at rate 0, where every
-        request is alone), or `above` the highest (the value is then a lower bound).
-    """
-
-    rate_per_s: float
-    bracket: str
-
-
-def highest_rate(points: Sequence[RatePoint], target: float = TARGET_ATTAINMENT) -> HighestRate:
-    """The rate at which attainment crosses `target`, linear between measured rates.
-
-    Attainment can only fall as the rate grows; the points are first fitted
-    by the nearest falling curve (isotonic regression, weighted by requests), so
-    that one lucky or unlucky point doesn't decide.
-    """
-    if not points:
-        raise ValueError("no points; measure at least one rate")
-    fitted = falling_fit(sorted(points, key=lambda point: point.rate_per_s))
-    last_rate, last = 0.0, 1.0
-    for index, point in enumerate(fitted):
-        if point.attainment < target:
-            share = (last - target) / (last - point.attainment)
-            rate = last_rate + share * (point.rate_per_s - last_rate)
-            return HighestRate(rate, "between" if index else "below")
-        last_rate, last = point.rate_per_s, point.attainment
-    return HighestRate(last_rate, "above")
-
-
-def falling_fit(points: Sequence[RatePoint]) -> tuple[RatePoint, ...]:
-    """The closest curve that never rises, by pool-adjacent-violators.
-
-    points: in order of rate. The fit has the same rates and request counts.
-    """
-    groups: list[tuple[float, int, int]] = []  # attainment, requests, points
-    for point in points:
-        level, weight, size = point.attainment, max(point.sent, 1), 1
-        while groups and groups[-1][0] < level:
-            other, other_weight, other_size = groups.pop()
-            level = (level * weight + other * other_weight) / (weight + other_weight)
-            weight, size = weight + other_weight, size + other_size
-        groups.append((level, weight, size))
-    levels = [level for level, _, size in groups for _ in range(size)]
-    return tuple(
-        RatePoint(point.rate_per_s, level, point.sent)
-        for point, level in zip(points, levels, strict=True)
-    )
