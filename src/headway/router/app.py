@@ -34,29 +34,33 @@ class App:
         task = asyncio.current_task()
         if task is not None:
             request.on_gone(task.cancel)
+        # Engines decode paths, so what a path means is judged decoded.
+        path = unquote(request.path)
+        if path in _OPEN:
+            self._open(request, path)
+            return
+        kind = ENDPOINTS.get(path) if request.method == "POST" else None
+        record = Record(self._service, request, kind)
         try:
-            # Engines decode paths, so what a path means is judged decoded.
-            path = unquote(request.path)
-            record = self._at_the_door(request, path)
-            if record is not None:
+            if self._seated(record, path):
                 try:
                     await self._serve(record, path)
                 finally:
                     self._service.ceiling.release(self._service.now())
-        except asyncio.CancelledError:
-            if not request.is_gone:
+        except (asyncio.CancelledError, ClientGone):
+            record.left = request.is_gone
+            if not record.left:
+                record.failed()
                 raise
-        except ClientGone:
-            pass
+        except BaseException:
+            record.failed()
+            raise
+        finally:
+            record.close()  # the one place where a request ends, however it does
 
-    def _at_the_door(self, request: ClientRequest, path: str) -> Record | None:
-        """Answers what the router answers by itself; the record of a request that got a seat."""
-        service = self._service
-        if path in _OPEN:
-            self._open(request, path)
-            return None
-        kind = ENDPOINTS.get(path) if request.method == "POST" else None
-        record = Record(service, request, kind)
+    def _seated(self, record: Record, path: str) -> bool:
+        """Whether the request got a seat; else it is answered: refused, or by the router itself."""
+        service, request, kind = self._service, record.request, record.kind
         if service.config.keys and not _known(service, request):
             message = "the API key is missing or unknown; send Authorization: Bearer KEY"
             challenge = [(b"www-authenticate", b"Bearer")]
@@ -68,11 +72,11 @@ class App:
         else:
             seat = service.ceiling.admit(service.now())
             if not isinstance(seat, Refused):
-                return record
+                return True
             after = [(b"retry-after", b"%d" % math.ceil(seat.retry_after_s))]
             message = "the router serves as many requests as it may"
             record.refuse(429, message, "ceiling", headers=after)
-        return None
+        return False
 
     async def _serve(self, record: Record, path: str) -> None:
         service, request = self._service, record.request
@@ -89,11 +93,8 @@ class App:
                 error.status, error.message, "bad body", param=error.param, code=error.code
             )
             return
-        except (asyncio.CancelledError, ClientGone):
-            record.end(499)
-            raise
         service.retries.earn()
-        await Generation(service, request, parsed, body, record.receipt).run()
+        await Generation(record, parsed, body).run()
 
     def _open(self, request: ClientRequest, path: str) -> None:
         service = self._service

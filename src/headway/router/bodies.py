@@ -74,6 +74,12 @@ class Parsed(NamedTuple):
     must_change: bool
     body: bytes
 
+    @property
+    def answers(self) -> int:
+        """How many the client asks for."""
+        prompts = _prompts(self.raw.get("prompt")) if self.kind == "completions" else 1
+        return max(1, self.n * prompts)
+
 
 def parse(path: str, body: bytes) -> Parsed:
     """The body of a request to one of ENDPOINTS (KeyError for another path).

@@ -202,7 +202,7 @@ class Split:
             self._note(action)
 
     def _ended(self) -> Actions:
-        if self._generation.reply.in_band_error:
+        if self._generation.broke_off:
             return self._handoff.decode_failed(0, self._service.now())
         return self._handoff.decode_done(self._service.now())
 

@@ -1,6 +1,5 @@
 """Whatever vLLM serves beside generation, passed on to one engine as it is."""
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Collection
@@ -12,7 +11,7 @@ from headway.router.headers import answer_lines
 from headway.router.leg import Leg, LegFailed
 from headway.router.openai import BodyError
 from headway.router.record import Record
-from headway.router.request import BodyTooLarge, ClientGone, ClientRequest
+from headway.router.request import BodyTooLarge, ClientRequest
 from headway.router.state import Engine
 from headway.router.upstream import Call, UpstreamError
 
@@ -44,12 +43,9 @@ async def forward(record: Record) -> None:
     except BodyError as error:
         if record.request.started:
             record.request.abort()
-            record.end(error.status, broke_off=True)
+            record.broke_off = True
             return
         record.refuse(error.status, error.message, "bad body", param=error.param, code=error.code)
-    except (asyncio.CancelledError, ClientGone):
-        record.end(499)
-        raise
 
 
 async def _forward(record: Record) -> None:
@@ -102,16 +98,16 @@ async def _answer(record: Record, call: Call) -> None:
     request = record.request
     # A redirect would send the client to the engine itself.
     headers = [field for field in call.headers if field[0] != b"location"]
+    record.status, record.by_engine = call.status, True
     request.start(call.status, length=call.length, lines=answer_lines(headers) + record.lines())
     request.flush()
     try:
         await call.pump(request)
     except UpstreamError:
         request.abort()
-        record.end(call.status, broke_off=True)
+        record.broke_off = True
         return
     request.finish()
-    record.end(call.status)
 
 
 async def _read(request: ClientRequest, limit: int) -> bytes | None:

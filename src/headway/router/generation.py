@@ -1,8 +1,7 @@
 """A generating request, from its body to the last byte of its answer."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headway.core.routing.classify import length_class
 from headway.core.routing.pick import kv_need_tokens
@@ -11,14 +10,10 @@ from headway.core.routing.views import RequestView
 from headway.router.disagg import Split
 from headway.router.leg import Leg, LegFailed
 from headway.router.openai import Parsed, whole_body
-from headway.router.receipt import Receipt
+from headway.router.record import Record
 from headway.router.reply import Reply
-from headway.router.request import ClientGone, ClientRequest
 from headway.router.state import Engine
 from headway.router.upstream import Call
-
-if TYPE_CHECKING:
-    from headway.router.service import Service
 
 ATTEMPTS: Final = 3
 """Legs a request may cost on engines that fail; lengths refused and engines that can't be reached
@@ -29,7 +24,7 @@ ERROR_LIMIT_BYTES: Final = 1 << 20
 
 
 class Generation:
-    """One request: routed, sent, answered, counted.
+    """One request: routed, sent, answered.
 
     The task that runs it is cancelled when the client leaves; every leg then cuts its
     connection and gives its work back.
@@ -37,15 +32,14 @@ class Generation:
 
     def __init__(
         self,
-        service: "Service",
-        request: ClientRequest,
+        record: Record,
         parsed: Parsed,
         body: bytes,
-        receipt: Receipt,
     ) -> None:
-        self.service = service
+        self.service = service = record.service
         self.parsed = parsed
-        self._request = request
+        self._record = record
+        self._request = request = record.request
         self._body = body
         self._attempts = 0
         self._failure: LegFailed | None = None
@@ -53,20 +47,25 @@ class Generation:
         tokens = known
         if tokens is None:
             tokens = service.lengths.estimate(parsed.model, parsed.kind, parsed.prompt_bytes)
+        limits = service.limits(tokens, parsed.ttft_slo_s, parsed.tpot_slo_s)
         self._chain = service.prefixes.chain(parsed.prefix)
         self.view = RequestView(
-            receipt.request_id,
+            record.receipt.request_id,
             tokens,
             parsed.max_tokens,
             request.created_s,
-            service.ttft_limit_s(tokens, parsed.ttft_slo_s),
+            limits.ttft_s,
             parsed.splittable,
             service.cached_tokens(self._chain, len(parsed.prefix), tokens),
             exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
         )
-        self.receipt = receipt
-        receipt.length_class = length_class(tokens, service.config.router.long_prompt_tokens)
-        self.reply = Reply(service, request, parsed, self.view, receipt)
+        self.receipt = record.receipt
+        long_tokens = service.config.router.long_prompt_tokens
+        self.receipt.length_class = length_class(tokens, long_tokens)
+        record.limits, record.prompt_tokens = limits, tokens
+        record.streamed, record.answers = parsed.stream, parsed.answers
+        record.max_tokens = parsed.max_tokens
+        self.reply = Reply(record, parsed, self.view)
 
     @property
     def kv_tokens(self) -> int:
@@ -75,25 +74,19 @@ class Generation:
 
     async def run(self) -> None:
         """Serve it. Whatever happens, the client gets one answer and every count comes back."""
-        try:
-            while (route := self.route()).kind == "whole":
-                try:
-                    await self.whole(route)
-                except LegFailed as failure:
-                    if self.retry_after(failure):
-                        continue
-                    self.give_up()
-                return
-            if route.kind == "split":
-                # The seam to disaggregation, which drives legs of its own and answers by itself.
-                await Split(self, route).run()
-            else:
-                self.give_up(route)
-        except (asyncio.CancelledError, ClientGone):
-            self.reply.status = 499
-            raise
-        finally:
-            self.reply.account()
+        while (route := self.route()).kind == "whole":
+            try:
+                await self.whole(route)
+            except LegFailed as failure:
+                if self.retry_after(failure):
+                    continue
+                self.give_up()
+            return
+        if route.kind == "split":
+            # The seam to disaggregation, which drives legs of its own and answers by itself.
+            await Split(self, route).run()
+        else:
+            self.give_up(route)
 
     def route(self, why: str | None = None) -> Route:
         """Ask the strategy; the receipt says what it answered, or `why` where that says more."""
@@ -130,6 +123,11 @@ class Generation:
                 return False
         service.metrics.retries.add(failure.cause)
         return True
+
+    @property
+    def broke_off(self) -> bool:
+        """The answer ended before it was complete."""
+        return self._record.broke_off
 
     def give_up(self, route: Route | None = None) -> None:
         """Answer with what went wrong; route: the refusal, where no engine is left to try."""

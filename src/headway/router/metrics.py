@@ -89,7 +89,13 @@ class Metrics:
         self.requests = counter(
             "requests", "Answers, by status; 499: the client left", "endpoint", "length", "status"
         )
-        self.slo = counter("slo", "Requests sent, by whether they met all limits", "length", "met")
+        self.slo = counter(
+            "slo",
+            "Requests that ended, by whether they met all limits (none: they don't count), and why",
+            "length",
+            "met",
+            "verdict",
+        )
         self.routes = counter("routes", "Where requests went, and why", "strategy", "reason")
         self.handoffs = counter("handoffs", "Disaggregated requests, by what came of it", "event")
         self.retries = counter("retries", "Attempts after the first, by cause", "cause")
@@ -101,7 +107,7 @@ class Metrics:
             "length",
         )
         self.tpot_s = times(
-            "time_per_output_token_seconds", "(last - first) / (events - 1)", _TPOT_S, "length"
+            "time_per_output_token_seconds", "(last - first) / (tokens - 1)", _TPOT_S, "length"
         )
         self.added_s = times(
             "added_seconds", "What the router itself adds, by where", _ADDED_S, "where"

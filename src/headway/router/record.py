@@ -1,29 +1,67 @@
-"""A request that no strategy routes: its receipt, its count and its line in the log."""
+"""The record of one request: what it was answered, and, when all is over, its verdict."""
 
+import math
 from typing import Final
 
+from headway.core.slo import Ending, Limits, judge
 from headway.router.errors import Kind, error_body
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.receipt import Receipt, log_line
 from headway.router.request import ClientRequest
 from headway.router.service import Service
+from headway.router.sse import StreamTap
 
 _PATH_CHARS: Final = 128
 """Of a path as logged."""
+_MET: Final = {True: "true", False: "false", None: "none"}
 
 
 class Record:
-    """What the router answers itself or passes on to one engine leaves this behind.
+    """Every request that comes in has one, from its head to its end, and closes it once.
 
-    kind: of a request that generates; None for all others. receipt: of a request that comes to
-    be generated, too.
+    Whoever answers writes down here what happens.
+
+    kind: of a request that generates; None for all others.
+    status: what the client was told, 0 while it is told nothing; by_engine: an engine said it.
+    broke_off: the answer ended before it was complete. left: its client did.
+
+    Of a request whose body has been read:
+    limits: what it is promised. prompt_tokens: an estimate. streamed: as the client wishes.
+    answers: how many it asks for. max_tokens: of each, None for any number.
+    tap: of its stream. answer_tokens: of all answers, where the engine has said it.
     """
+
+    __slots__ = (
+        "answer_tokens",
+        "answers",
+        "broke_off",
+        "by_engine",
+        "kind",
+        "left",
+        "limits",
+        "max_tokens",
+        "prompt_tokens",
+        "receipt",
+        "request",
+        "service",
+        "status",
+        "streamed",
+        "tap",
+    )
 
     def __init__(self, service: Service, request: ClientRequest, kind: Kind | None) -> None:
         self.service = service
         self.request = request
         self.kind = kind
         self.receipt = Receipt(service.new_id(), service.config.router.strategy, "", "none")
+        self.status = 0
+        self.by_engine = self.broke_off = self.left = self.streamed = False
+        self.limits: Limits | None = None
+        self.prompt_tokens = 0
+        self.answers = 1
+        self.max_tokens: int | None = None
+        self.tap: StreamTap | None = None
+        self.answer_tokens: int | None = None
 
     def served(self, reason: str, *engines: str) -> None:
         """How it is served, and on which engines; the queue ends here."""
@@ -40,8 +78,8 @@ class Record:
     def respond(self, status: int, reason: str, headers: Headers, body: bytes) -> None:
         """A whole answer of the router's own."""
         self.served(reason, *self.receipt.engines)
+        self.status = status
         self.request.respond(status, headers, body, lines=self.lines())
-        self.end(status)
 
     def refuse(
         self,
@@ -59,25 +97,107 @@ class Record:
         body = error_body(status, message, param=param, code=code, kind=form)
         self.respond(status, reason, [JSON_TYPE, *headers], body)
 
-    def end(self, status: int, *, broke_off: bool = False) -> None:
-        """Count and log it, once. status: 499 if the client left."""
-        service, endpoint = self.service, self.kind or "other"
-        service.metrics.requests.add(endpoint, "none", str(status))
-        if broke_off:
-            service.metrics.truncated.add()
+    def failed(self) -> None:
+        """The router failed, or is being stopped: the client gets a 500, or half an answer."""
+        if self.request.started:
+            self.broke_off = not self.request.finished
+        else:
+            self.status = 500
+
+    def close(self) -> None:
+        """Count, judge and log it. Called once, when all is over, however it ended."""
+        service, receipt = self.service, self.receipt
+        metrics, length = service.metrics, receipt.length_class
+        ending = self._ending()
+        verdict = judge(ending)
+        status = 499 if self.left else self.status
+        metrics.requests.add(self.kind or "other", length, str(status))
+        metrics.slo.add(length, _MET[verdict.met], verdict.value)
+        if self.broke_off:
+            metrics.truncated.add()
+        ttft_s, tpot_s = ending.first_s, _tpot_s(ending)
+        if ttft_s is not None:
+            metrics.ttft_s.add(ttft_s, length)
+        if tpot_s is not None:
+            metrics.tpot_s.add(tpot_s, length)
+        if self.limits is not None and receipt.queue_s is not None:
+            metrics.added_s.add(receipt.queue_s, "before first leg")
+        if receipt.handoff_s is not None:
+            metrics.added_s.add(receipt.handoff_s, "between legs")
         if service.log is not None:
-            line = log_line(
+            service.log(self._line(status, verdict.value, ttft_s, tpot_s))
+
+    def _ending(self) -> Ending:
+        request, tap = self.request, self.tap
+        first_s = last_s = None
+        if tap is not None and tap.first_s is not None:
+            first_s = tap.first_s - request.created_s
+            last_s = tap.passing.last_s - request.created_s
+        least_tokens, most_tokens = self._longest_tokens()
+        return Ending(
+            self.status,
+            self.service.now() - request.created_s,
+            self.kind is not None,
+            self.limits,
+            self.left,
+            request.writable,
+            self.broke_off,
+            self.by_engine,
+            self.streamed,
+            first_s,
+            last_s,
+            least_tokens,
+            most_tokens,
+        )
+
+    def _longest_tokens(self) -> tuple[int, float]:
+        """Bounds of the longest answer's length, tokens. Where a stream's engine doesn't say how
+        many there were, its events count: `[DONE]` is one of them and no token.
+        """
+        tokens, answers = self.answer_tokens, self.answers
+        if tokens is None and self.tap is not None:
+            tokens = self.tap.events - (not self.left)
+        if tokens is None:
+            return 1, math.inf if self.max_tokens is None else self.max_tokens
+        if answers <= 1:
+            return tokens, tokens
+        least_tokens = -(-tokens // answers)
+        return least_tokens, max(least_tokens, tokens - answers + 1)
+
+    def _line(self, status: int, verdict: str, ttft_s: float | None, tpot_s: float | None) -> str:
+        if self.limits is None:
+            return log_line(
                 self.receipt,
-                endpoint=endpoint,
+                endpoint=self.kind or "other",
                 status=status,
+                verdict=verdict,
                 method=self.request.method,
                 path=self.request.path[:_PATH_CHARS],
                 client_request_id=self._client_id(),
-                broke_off=broke_off or None,
+                broke_off=self.broke_off or None,
             )
-            service.log(line)
+        return log_line(
+            self.receipt,
+            endpoint=self.kind,
+            status=status,
+            verdict=verdict,
+            stream=self.streamed,
+            prompt_tokens=self.prompt_tokens,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            broke_off=self.broke_off or None,
+        )
 
     def _client_id(self) -> str | None:
         own = self.receipt.request_id
         found = self.service.client_id(self.request, own).decode("ascii")
         return None if found == own else found
+
+
+def _tpot_s(ending: Ending) -> float | None:
+    """As seen in a stream; where there were several answers, of the shortest that may have been
+    the longest.
+    """
+    if ending.first_s is None or ending.last_s is None or ending.least_tokens < 2:
+        return None
+    return (ending.last_s - ending.first_s) / (ending.least_tokens - 1)

@@ -10,41 +10,28 @@ from headway.router.answers import AnswerError
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.leg import Leg, LegFailed
 from headway.router.openai import Parsed, answer_lines, error_body, stream_error, strip_answer
-from headway.router.receipt import Receipt, log_line
+from headway.router.record import Record
 from headway.router.request import ClientRequest
-from headway.router.service import Service
 from headway.router.sse import StreamCleaner, StreamTap, error_at_start
 from headway.router.upstream import Call, Sink, UpstreamError
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28
-_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
+_USAGE: Final = re.compile(rb'"(prompt|input|completion|output)_tokens":\s*(\d{1,12})\b')
+_PROMPT: Final = frozenset({b"prompt", b"input"})
+_ANSWER: Final = frozenset({b"completion", b"output"})
 _USAGE_BYTES: Final = 4_096
 """Where to look for an answer's usage: at its end."""
 
 
 class Reply:
-    """One request's answer.
+    """One request's answer."""
 
-    status: what the client was told, 499 if it left before, 0 while it is told nothing.
-    in_band_error: the answer broke off after its first byte.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        request: ClientRequest,
-        parsed: Parsed,
-        view: RequestView,
-        receipt: Receipt,
-    ) -> None:
-        self._service = service
-        self._request = request
+    def __init__(self, record: Record, parsed: Parsed, view: RequestView) -> None:
+        self._record = record
+        self._service = record.service
+        self._request = record.request
         self._parsed = parsed
         self._view = view
-        self._receipt = receipt
-        self._tap: StreamTap | None = None  # of a stream
-        self.status = 0
-        self.in_band_error = False
 
     @property
     def started(self) -> bool:
@@ -80,12 +67,14 @@ class Reply:
             except AnswerError as error:
                 raise leg.broke(error, call.status) from error
         self._mark_first(leg)
-        self.status = call.status
+        self._record.status = call.status
         lines = answer_lines(call.headers, rewritten=clean) + self._own_lines()
         self._request.respond(call.status, (), body, lines=lines)
-        counts = _PROMPT_TOKENS.findall(body[-_USAGE_BYTES:])
-        if counts:
-            self.learn_length(int(counts[-1]))
+        usage = dict(_USAGE.findall(body[-_USAGE_BYTES:]))
+        for name in _PROMPT & usage.keys():
+            self.learn_length(int(usage[name]))
+        for name in _ANSWER & usage.keys():
+            self._record.answer_tokens = int(usage[name])
 
     async def _stream(
         self,
@@ -100,7 +89,7 @@ class Reply:
         that die, says so in the first event, and that is an answer to nobody.
         """
         request = self._request
-        self._tap = tap = StreamTap(self._parsed.kind)
+        self._record.tap = tap = StreamTap(self._parsed.kind)
 
         def begin(first: bytes) -> None:
             failed = error_at_start(first)
@@ -124,6 +113,7 @@ class Reply:
         usage = tap.usage
         if usage is not None:
             self.learn_length(usage.prompt_tokens)
+            self._record.answer_tokens = usage.answer_tokens
 
     def _begin(
         self, leg: Leg, call: Call, on_first: Callable[[], None] | None, *, rewritten: bool
@@ -131,7 +121,7 @@ class Reply:
         if on_first is not None:
             on_first()
         self._mark_first(leg)
-        self.status = call.status
+        self._record.status = call.status
         lines = answer_lines(call.headers, rewritten=rewritten) + self._own_lines()
         self._request.start(call.status, lines=lines)
 
@@ -139,7 +129,7 @@ class Reply:
         """The first bytes of the answer came from `leg`."""
         leg.succeeded()
         waited_s = self._service.now() - leg.sent_s
-        self._receipt.first_decode_s = waited_s
+        self._record.receipt.first_decode_s = waited_s
         if self._parsed.stream:
             leg.engine.learn_rate(leg.claim.ahead_tokens, waited_s)
         leg.claim.prefilled(self._view.prompt_tokens)
@@ -147,8 +137,7 @@ class Reply:
     def _break_off(self, why: str, tap: StreamTap) -> None:
         """The answer can't be completed: say so in the stream, or cut it visibly."""
         request = self._request
-        self.in_band_error = True
-        self._service.metrics.truncated.add()
+        self._record.broke_off = True
         if request.is_gone:
             request.abort()
             return
@@ -163,7 +152,7 @@ class Reply:
         if failure.body is None or failure.status < 400:
             self.refuse(failure.client_status, f"the engine gave no answer ({failure.cause})")
             return
-        self.status = failure.status
+        self._record.status, self._record.by_engine = failure.status, True
         lines = answer_lines(failure.headers) + self._own_lines()
         self._request.respond(failure.status, (), failure.body, lines=lines)
 
@@ -177,13 +166,13 @@ class Reply:
 
     def refuse(self, status: int, message: str, headers: Headers = ()) -> None:
         """An error of the router's own."""
-        self.status = status
+        self._record.status = status
         code = "context_length_exceeded" if status == 400 else None
         body = error_body(status, message, code=code, kind=self._parsed.kind)
         self._request.respond(status, [JSON_TYPE, *headers], body, lines=self._own_lines())
 
     def _own_lines(self) -> bytes:
-        return self._service.answer_lines(self._request, self._receipt)
+        return self._record.lines()
 
     def learn_length(self, prompt_tokens: int) -> None:
         """An engine said how many tokens the prompt has."""
@@ -192,47 +181,6 @@ class Reply:
             self._service.lengths.observe(
                 parsed.model, parsed.kind, parsed.prompt_bytes, prompt_tokens
             )
-
-    def account(self) -> None:
-        """Metrics and the log line, once, when all is over."""
-        service, receipt, tap = self._service, self._receipt, self._tap
-        metrics, size = service.metrics, receipt.length_class
-        metrics.requests.add(self._parsed.kind, size, str(self.status))
-        ttft_s = tpot_s = None
-        if tap is not None and tap.first_s is not None:
-            ttft_s = tap.first_s - self._view.arrival_s
-            metrics.ttft_s.add(ttft_s, size)
-            if tap.events > 2:
-                tpot_s = (tap.passing.last_s - tap.first_s) / (tap.events - 2)
-                metrics.tpot_s.add(tpot_s, size)
-        if self.status != 499:
-            metrics.slo.add(size, "true" if self._met(ttft_s, tpot_s) else "false")
-        if receipt.queue_s is not None:
-            metrics.added_s.add(receipt.queue_s, "before first leg")
-        if receipt.handoff_s is not None:
-            metrics.added_s.add(receipt.handoff_s, "between legs")
-        if service.log is not None:
-            service.log(
-                log_line(
-                    receipt,
-                    endpoint=self._parsed.kind,
-                    status=self.status,
-                    stream=self._parsed.stream,
-                    prompt_tokens=self._view.prompt_tokens,
-                    ttft_s=ttft_s,
-                    tpot_s=tpot_s,
-                    broke_off=self.in_band_error or None,
-                )
-            )
-
-    def _met(self, ttft_s: float | None, tpot_s: float | None) -> bool:
-        """Whether it met its limits; what isn't streamed only has to succeed."""
-        if not 200 <= self.status < 300 or self.in_band_error:
-            return False
-        limit_s = self._parsed.tpot_slo_s or self._service.config.router.slo.tpot_s
-        return (ttft_s is None or ttft_s <= self._view.ttft_limit_s) and (
-            tpot_s is None or tpot_s <= limit_s
-        )
 
 
 class Cleaned:

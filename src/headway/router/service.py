@@ -22,6 +22,7 @@ from headway.core.routing.length import LengthEstimator
 from headway.core.routing.prefixes import PrefixMap
 from headway.core.routing.strategy import STRATEGY_BY_NAME
 from headway.core.routing.views import PoolView
+from headway.core.slo import Limits, Slo
 from headway.router import headers as passed
 from headway.router.health import Checker
 from headway.router.http1 import JSON_TYPE, Headers
@@ -84,6 +85,7 @@ class Service:
         self.tokens = tokens
         self.config = config
         self.engine_key = engine_key
+        self._slo = Slo(router.slo.ttft_s, router.slo.ttft_factor, router.slo.tpot_s)
         self.strategy = STRATEGY_BY_NAME[router.strategy]()
         self.ceiling.resize(router.max_concurrent)
         self.retries = RetryBudget(router.retries.ratio, router.retries.min_per_s)
@@ -177,14 +179,13 @@ class Service:
         now_s = self.now()
         return any(e.ready(now_s) and e.pool.role != "prefill" for e in self.engines.values())
 
-    def ttft_limit_s(self, prompt_tokens: int, own_s: float | None) -> float:
-        """The client's own limit, or the configured one for a prompt of this length."""
-        if own_s is not None:
-            return own_s
-        slo = self.config.router.slo
+    def limits(
+        self, prompt_tokens: int, own_ttft_s: float | None, own_tpot_s: float | None
+    ) -> Limits:
+        """The client's own limits; else those configured, for a prompt of this length."""
         rate = max([e.prefill_tokens_per_s for e in self.engines.values()], default=0.0)
         alone_s = prompt_tokens / rate if rate > 0 else 0.0
-        return max(slo.ttft_s, slo.ttft_factor * alone_s)
+        return self._slo.limits(alone_s, own_ttft_s=own_ttft_s, own_tpot_s=own_tpot_s)
 
     def cached_tokens(
         self, chain: tuple[int, ...], prefix_bytes: int, prompt_tokens: int
