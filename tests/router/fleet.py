@@ -80,6 +80,7 @@ class Fleet:
         self.logged = []
         self.said = []
         self.known = set()
+        self.came = 0
 
     def config(self, *, without=(), **more):
         """The configuration; `without`: stubs left out; `more`: settings of [router]."""
@@ -103,7 +104,8 @@ class Fleet:
         for stub in self.stubs:
             await stub.start()
         self.service = Service(self.config(), say=self.said.append, log=self.logged.append)
-        self.server = await serve(App(self.service), "127.0.0.1", 0)
+        self.app = App(self.service)
+        self.server = await serve(self.answer, "127.0.0.1", 0)
         self.service.start()
         self.known |= set(self.service.engines.values())
         await self.until(self.all_healthy)
@@ -121,6 +123,11 @@ class Fleet:
             await self.service.stop()
             for stub in self.stubs:
                 await stub.stop()
+
+    async def answer(self, request):
+        """The router's application; what comes to it is counted."""
+        self.came += request.path not in {"/health", "/ready", "/metrics"}
+        await self.app(request)
 
     def reload(self, new):
         self.service.apply(new)
@@ -163,6 +170,17 @@ class Fleet:
                     total += sample.value
         return total
 
+    def verdicts(self):
+        """How many requests ended with which."""
+        registry = self.service.metrics.registry
+        samples = [s for family in registry.collect() for s in family.samples]
+        found = {}
+        for sample in samples:
+            if sample.name == "headway:router_slo_total":
+                verdict = sample.labels["verdict"]
+                found[verdict] = found.get(verdict, 0) + int(sample.value)
+        return found
+
     def handoffs(self):
         return {name: self.count("handoffs", event=name) for name in ("started", *ENDS, "fallback")}
 
@@ -183,6 +201,7 @@ class Fleet:
             await self.until(lambda: not self.unsettled(), 5.0)
         assert not self.unsettled()
         assert not self.oracle.problems
+        assert self.count("slo") == self.count("requests") == self.came, "one verdict each"
         counts = self.handoffs()
         assert counts["started"] == sum(counts[name] for name in ENDS), counts
         # A prefill answer that met the client's leaving on its way was an abort to the router.

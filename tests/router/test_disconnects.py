@@ -14,12 +14,16 @@ ROUNDS, TOGETHER = 5, 10
 LEAVING = {"reset": Wire.reset, "half-close": Wire.half_close, "close": Wire.close}
 
 
+PATIENT = {"slo": {"ttft_s": 600.0, "tpot_s": 600.0}}
+"""Limits that don't pass while a test runs: who leaves, leaves before."""
+
+
 def on_one_engine():
-    return Fleet(engines=1)
+    return Fleet(engines=1, router=PATIENT)
 
 
 def on_two():
-    return Fleet(prefill=1, decode=1)
+    return Fleet(prefill=1, decode=1, router=PATIENT)
 
 
 async def in_the_body(fleet, stub, name, *, stream):
@@ -110,7 +114,8 @@ def check_accounts(fleet, stub, point):
     times = ROUNDS * TOGETHER
     counts = fleet.handoffs()
     assert fleet.count("requests", status="499") == times
-    assert fleet.count("slo") == 0, "who leaves says nothing of limits met or missed"
+    assert fleet.verdicts() == {"client left": times}, "that says nothing of limits met or missed"
+    assert fleet.count("slo", met="none") == times
     if point == "body":
         assert not stub.seen
         return

@@ -1,7 +1,7 @@
 """The record of one request: what it was answered, and, when all is over, its verdict."""
 
 import math
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headway.core.slo import Ending, Limits, judge
 from headway.router.errors import Kind, error_body
@@ -9,7 +9,9 @@ from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.receipt import Receipt, log_line
 from headway.router.request import ClientRequest
 from headway.router.service import Service
-from headway.router.sse import StreamTap
+
+if TYPE_CHECKING:
+    from headway.router.sse import StreamTap
 
 _PATH_CHARS: Final = 128
 """Of a path as logged."""

@@ -113,7 +113,7 @@ class Reply:
         usage = tap.usage
         if usage is not None:
             self.learn_length(usage.prompt_tokens)
-            self._record.answer_tokens = usage.answer_tokens
+            self._record.answer_tokens = usage.answer_tokens or None  # 0: not said yet
 
     def _begin(
         self, leg: Leg, call: Call, on_first: Callable[[], None] | None, *, rewritten: bool
