@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from headway.fleet import execution, goodput, status
 from headway.fleet.goodput import Recent, Tally, tally
 from headway.fleet.status import Seen, text
+from headway.router.metrics import Metrics
 
 METRICS = """\
 # HELP headway:router_slo_total Requests sent, by whether they met all limits
 # TYPE headway:router_slo_total counter
-headway:router_slo_total{length="short",met="true"} 9.0
-headway:router_slo_total{length="short",met="false"} 1.0
-headway:router_slo_total{length="long",met="true"} 2.0
+headway:router_slo_total{length="short",met="true",verdict="met"} 9.0
+headway:router_slo_total{length="short",met="false",verdict="ttft"} 1.0
+headway:router_slo_total{length="long",met="true",verdict="met"} 2.0
+headway:router_slo_total{length="none",met="false",verdict="refused"} 3.0
+headway:router_slo_total{length="short",met="none",verdict="client left"} 7.0
 headway:router_requests_total{endpoint="chat",length="short",status="200"} 12.0
 """
 
@@ -74,8 +77,10 @@ def test_a_fleet_at_work_is_a_table():
     recent.add(10.0, tally(METRICS))
     shown = text(Seen(fleet=PAIR, router=ROUTER, goodput=recent.now())).splitlines()
     assert shown[0] == "fleet default: 2 of 2 engines ready; http://127.0.0.1:8000 (disaggregated)"
-    assert shown[1].startswith("goodput 1.10/s: 92% of 1.20 requests/s met all limits in the last")
-    assert shown[1].endswith("10 s (long 100%, short 90%)")
+    assert shown[1].startswith("goodput 1.10/s: 73% of 1.50 requests/s met all limits in the last")
+    assert shown[1].endswith(
+        "10 s (long 100%, short 90%); missed: 3 refused, 1 with a late first token"
+    )
     heads = ["POOL", "ENGINE", "ROLE", "STATE", "LOAD", "KV", "RESTARTS", "DECODES", "WHERE"]
     common = ["ready 5 s", "2, 1 waiting", "25%", "0", "-"]
     assert [re.split(" {2,}", line) for line in shown[3:]] == [
@@ -134,6 +139,7 @@ def test_json_has_it_all():
     assert read["router"] == ROUTER
     assert read["goodput"]["all"]["met_per_s"] == pytest.approx(1.1)
     assert read["goodput"]["long"]["attainment"] == 1
+    assert read["goodput"]["all"]["missed"] == {"refused": 3, "ttft": 1}
     assert read["decodes"] == {"decode-0": "eager"}
 
 
@@ -216,7 +222,11 @@ def test_samples_that_cannot_be_read_are_none(tmp_path, text_):
 
 
 def test_counters_are_read_from_the_text_and_nothing_else():
-    assert tally(METRICS) == Tally({"short": 9, "long": 2}, {"short": 10, "long": 2})
+    assert tally(METRICS) == Tally(
+        {"short": 9, "long": 2, "none": 0},
+        {"short": 10, "long": 2, "none": 3},
+        {"ttft": 1, "refused": 3},
+    )
     assert tally("") == Tally()
 
 
@@ -298,3 +308,16 @@ def test_only_a_good_answer_is_taken():
             server.shutdown()
             thread.join()
     assert status.fetch(f"{url}/good") is None
+
+
+def test_the_routers_own_metrics_are_read():
+    """Its names and labels are known here in words only."""
+    metrics = Metrics()
+    for length, met, verdict in (
+        ("short", "true", "met"),
+        ("none", "false", "refused"),
+        ("long", "none", "unknown"),
+    ):
+        metrics.slo.add(length, met, verdict)
+    told = metrics.render([], 0.0, 0).decode()
+    assert tally(told) == Tally({"short": 1, "none": 0}, {"short": 1, "none": 1}, {"refused": 1})

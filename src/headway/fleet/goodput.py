@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
@@ -22,27 +23,35 @@ _SAMPLE_S: Final = 5.0
 _AGAIN_S: Final = 1.0
 _TIMEOUT_S: Final = 2.0
 _SAMPLE: Final = re.compile(
-    r'^headway:router_slo_total\{length="(?P<length>[^"]*)",met="(?P<met>true|false)"\} '
-    r"(?P<count>\S+)",
+    r'^headway:router_slo_total\{length="(?P<length>[^"]*)",met="(?P<met>true|false)"'
+    r',verdict="(?P<verdict>[^"]*)"\} (?P<count>\S+)',
     re.MULTILINE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Requests since the router's start: by length class, those that met all limits and all."""
+    """Requests that count, since the router's start.
+
+    met, sent: by length class, those that met all limits, and all. missed: the others, by why.
+    """
 
     met: dict[str, int] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
+    missed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Of one length class, or of all: over the last `over_s` seconds. Rates are a second."""
+    """Of one length class, or of all: over the last `over_s` seconds. Rates are a second.
+
+    missed: of all, by why (`core.slo.Verdict`).
+    """
 
     over_s: float
     met: int
     sent: int
+    missed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def met_per_s(self) -> float:
@@ -62,11 +71,14 @@ def tally(metrics: str) -> Tally:
     """What the text of the router's /metrics has counted."""
     met: dict[str, int] = {}
     sent: dict[str, int] = {}
+    missed: dict[str, int] = {}
     for sample in _SAMPLE.finditer(metrics):
         length, count = sample["length"], int(float(sample["count"]))
         sent[length] = sent.get(length, 0) + count
         met[length] = met.get(length, 0) + (count if sample["met"] == "true" else 0)
-    return Tally(met, sent)
+        if sample["met"] == "false":
+            missed[sample["verdict"]] = missed.get(sample["verdict"], 0) + count
+    return Tally(met, sent, missed)
 
 
 class Recent:
@@ -80,16 +92,16 @@ class Recent:
         """Those in a file, if they are of the last minute; none where it can't be read."""
         recent = cls()
         with contextlib.suppress(OSError, ValueError, TypeError):
-            for at_s, met, sent in json.loads(path.read_text()):
+            for at_s, *counted in json.loads(path.read_text()):
                 # After a reboot the clock begins anew: what is ahead of it is of another run.
                 if now_s - 2 * WINDOW_S < at_s <= now_s:
-                    recent.add(at_s, Tally(met, sent))
+                    recent.add(at_s, Tally(*counted))
         return recent
 
     def write(self, path: Path) -> None:
         """Replace the file as a whole."""
         new = path.with_suffix(".new")
-        new.write_text(json.dumps([[at_s, c.met, c.sent] for at_s, c in self._samples]))
+        new.write_text(json.dumps([[at_s, c.met, c.sent, c.missed] for at_s, c in self._samples]))
         new.replace(path)
 
     def add(self, now_s: float, counted: Tally) -> None:
@@ -119,7 +131,12 @@ class Recent:
         }
         each = by_length.values()
         met, sent = sum(g.met for g in each), sum(g.sent for g in each)
-        return {"": Goodput(last_s - first_s, met, sent), **by_length}
+        missed = {
+            why: count - first.missed.get(why, 0)
+            for why, count in sorted(last.missed.items())
+            if count > first.missed.get(why, 0)
+        }
+        return {"": Goodput(last_s - first_s, met, sent, missed), **by_length}
 
 
 async def sample(admin: str, path: Path) -> None:

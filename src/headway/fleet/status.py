@@ -8,12 +8,22 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from headway.core.slo import Verdict
 from headway.fleet import execution, logs, progress
 from headway.fleet.execution import Execution
 from headway.fleet.goodput import Goodput, Recent
 
 _TIMEOUT_S: Final = 2.0
 _HEADS: Final = ("POOL", "ENGINE", "ROLE", "STATE", "LOAD", "KV", "RESTARTS", "DECODES", "WHERE")
+_UNREAD: Final = "none"
+"""The router's length class of requests that it refused unread."""
+_WHY: Final[Mapping[str, str]] = {
+    Verdict.TTFT: "with a late first token",
+    Verdict.TPOT: "with slow tokens",
+    Verdict.TOTAL: "with a late answer",
+    Verdict.ERROR: "failed",
+    Verdict.LEFT_WAITING: "whose clients left waiting",
+}
 _DECODES: Final = frozenset({"both", "decode"})
 
 
@@ -41,6 +51,7 @@ class Seen:
                     "met_per_s": goodput.met_per_s,
                     "sent_per_s": goodput.sent_per_s,
                     "attainment": goodput.attainment,
+                    "missed": dict(goodput.missed),
                 }
                 for length, goodput in self.goodput.items()
             },
@@ -124,12 +135,15 @@ def _goodput(goodput: Mapping[str, Goodput]) -> str:
     by_length = ", ".join(
         f"{length} {each.attainment:.0%}"
         for length, each in goodput.items()
-        if length and each.attainment is not None
+        if length not in {"", _UNREAD} and each.attainment is not None
     )
+    missed = ", ".join(f"{count} {_WHY.get(why, why)}" for why, count in everything.missed.items())
     return (
         f"goodput {everything.met_per_s:.2f}/s: {everything.attainment:.0%} of "
         f"{everything.sent_per_s:.2f} requests/s met all limits in the last "
-        f"{everything.over_s:.0f} s ({by_length})"
+        f"{everything.over_s:.0f} s"
+        + (f" ({by_length})" if by_length else "")
+        + (f"; missed: {missed}" if missed else "")
     )
 
 
