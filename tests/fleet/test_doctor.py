@@ -445,10 +445,12 @@ def test_engines_without_requests_are_told_with_the_router_s_reason():
         {"id": "a/x:1", "ready": False, "reason": "circuit breaker open"},
         {"id": "a/x:2", "ready": False, "draining": True, "reason": "draining"},
         {"id": "a/x:3", "ready": True},
+        {"id": "a/x:4", "ready": True, "health": "degraded", "reason": "degraded: 3 unanswered"},
     ]
     found = list(through.of_state({"pools": [{"engines": engines}]}))
-    assert severities(found) == ["warning", "note"]
+    assert severities(found) == ["warning", "note", "warning"]
     assert "a/x:1 gets no requests: circuit breaker open" in found[0].what
+    assert "a/x:4 gets only what no other engine can serve: degraded: 3" in found[2].what
 
 
 @pytest.mark.parametrize(

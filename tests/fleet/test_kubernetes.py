@@ -265,8 +265,12 @@ def test_an_engine_that_does_everything_has_no_side_channel():
     assert [port["name"] for port in found["ports"]] == ["http"]
 
 
-def test_probes_wait_as_long_as_the_file_lets_an_engine_start_and_hang():
-    _, manifests = rendered("[fleet]\nstart_timeout_s = 1800\nhang_s = 95\n" + ONE)
+@pytest.mark.parametrize(("hang_s", "first_byte_s"), [(95, 60), (60, 95)])
+def test_probes_wait_as_long_as_the_file_lets_an_engine_start_and_hang(hang_s, first_byte_s):
+    _, manifests = rendered(
+        f"[fleet]\nstart_timeout_s = 1800\nhang_s = {hang_s}\n"
+        f"[router.timeouts]\nfirst_byte_s = {first_byte_s}\n" + ONE
+    )
     found = engine(manifests)
     for name, seconds in (("startupProbe", 1800), ("livenessProbe", 100)):
         assert found[name]["periodSeconds"] * found[name]["failureThreshold"] == seconds

@@ -117,6 +117,16 @@ def test_an_engine_the_router_shuns_is_told():
     assert "decode-0: gets no requests: circuit breaker open" in shown
 
 
+def test_an_engine_that_says_nothing_is_told():
+    router = copy.deepcopy(ROUTER)
+    said = {"health": "degraded", "reason": "degraded: 9 health checks unanswered"}
+    router["pools"][1]["engines"][0] |= said
+    shown = text(Seen(fleet=PAIR, router=router))
+    assert (
+        "decode-0: gets only what no other engine can serve: degraded: 9 health checks unanswered"
+    ) in shown
+
+
 def test_engines_running_elsewhere_are_listed():
     router = copy.deepcopy(ROUTER)
     router["pools"].append(routed("far", "both", 9))

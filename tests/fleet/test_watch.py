@@ -1,6 +1,7 @@
 """What tells a hung engine from a busy and from an idle one."""
 
 import asyncio
+import dataclasses
 import json
 import time
 
@@ -76,6 +77,31 @@ def test_health_that_is_not_answered_is_a_hang_and_missing_metrics_are_not():
     assert progress.observe(Look(None), 1060) == "hung: /health hasn't answered for 60 s"
 
 
+SILENT = Look(None, routed=1, patience_s=120.0)
+STILL = Look(200, 1, (1.0,), 1, 120.0)
+UNKNOWN = Look(200, 0, (1.0,), 1, 120.0)
+
+
+@pytest.mark.parametrize("look", [SILENT, STILL, UNKNOWN], ids=["silent", "still", "unknown"])
+def test_one_that_may_be_computing_a_request_has_as_long_as_the_request(look):
+    """A first compilation, or a huge prompt in one step: 75 s without a sign, and 60 allowed."""
+    progress = Progress(60)
+    progress.observe(Look(200, 1, (1.0,), 1, 120.0), 0)
+    for now_s in range(5, 120, 5):
+        assert progress.observe(look, now_s) is None
+        assert not progress.doubtful
+    assert progress.observe(look, 120) or progress.doubtful
+
+
+@pytest.mark.parametrize("look", [SILENT, STILL], ids=["silent", "still"])
+def test_one_whose_requests_have_been_given_up_has_no_more_time(look):
+    progress = Progress(60)
+    progress.observe(Look(200, 1, (1.0,), 1, 120.0), 0)
+    assert progress.observe(look, 75) is None
+    given_up = dataclasses.replace(look, routed=0, patience_s=0.0)
+    assert progress.observe(given_up, 80).startswith("hung: ")
+
+
 def test_requests_that_only_the_router_knows_of_raise_a_doubt():
     progress = Progress(60)
     progress.observe(Look(200, 0, (1.0,), 0), 0)
@@ -113,7 +139,7 @@ class Vllm:
         await writer.drain()
 
 
-def with_engine(test, routed=lambda: 0, hang_s=0.3):
+def with_engine(test, routed=lambda: (0, 0.0), hang_s=0.3):
     async def run():
         vllm = Vllm()
         server = await asyncio.start_server(vllm.serve, "127.0.0.1", 0)
@@ -148,12 +174,12 @@ def test_a_doubt_is_settled_by_a_request_for_one_token(computes):
         assert "/v1/completions" in vllm.asked
         assert why is None if computes else "one token" in why
 
-    with_engine(test, routed=lambda: 1)
+    with_engine(test, routed=lambda: (1, 0.0))
 
 
 def test_nobody_there_is_not_ready_and_dead():
     async def run():
-        probe = EngineProbe("http://127.0.0.1:1", 1.0, lambda: 0)
+        probe = EngineProbe("http://127.0.0.1:1", 1.0, lambda: (0, 0.0))
         assert not await probe.ready()
         assert await probe.dead()
         assert await probe.trouble(0.0) is None

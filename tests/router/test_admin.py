@@ -6,6 +6,7 @@ import contextlib
 import httpx
 import pytest
 
+from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.router.admin import Admin
 from headway.router.downstream import serve
 
@@ -129,12 +130,12 @@ async def test_an_engine_that_was_drained_and_restarted_is_back_at_once():
     ):
         [known] = router.service.engines.values()
         await admin.post("/drain", params={"engine": known.id})
-        known.healthy, known.ejected = False, True
+        known.health = EngineHealth(HealthState.EJECTED)
         engine.health = 500
         told = await admin.post("/undrain", params={"engine": known.id})
         assert told.json()["reason"] == "not up yet"
-        await until(lambda: known.failed_checks)
-        assert not known.healthy, "it is asked, not believed"
+        await until(lambda: known.health.failed)
+        assert not known.health.usable, "it is asked, not believed"
         engine.health = 200
         await until(router.healthy)
         assert known.ready(router.service.now())

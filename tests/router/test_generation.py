@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headway import config
 from headway.core.errors import SettingError
+from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.length import PRIOR_BYTES_PER_TOKEN
 
 from .fleet import PATHS, QUICK, Fleet, any_work, body_of, run, wire_bytes
@@ -456,9 +457,9 @@ def test_an_engine_is_ejected_after_several_failed_checks_and_comes_back_slowly(
             stub.sick = True
             for _ in range(2):
                 await check()
-                assert engine.healthy
+                assert engine.health.usable
             await check()
-            assert not engine.healthy
+            assert not engine.health.usable
             assert "ejected" in fleet.said[-1]
             assert fleet.service.prefixes.match((1, 2), engine.id) == 0
             for _ in range(5):
@@ -466,9 +467,9 @@ def test_an_engine_is_ejected_after_several_failed_checks_and_comes_back_slowly(
             assert not stub.seen
             stub.sick = False
             await check()
-            assert not engine.healthy, "one good check is not enough"
+            assert not engine.health.usable, "one good check is not enough"
             await check()
-            assert engine.healthy
+            assert engine.health.usable
             first = engine.view(fleet.service.now()).weight
             fleet.skip(5.0)
             second = engine.view(fleet.service.now()).weight
@@ -487,7 +488,7 @@ def test_one_good_check_between_bad_ones_starts_the_count_again():
             for sick in (True, True, False) * 3:
                 stub.sick = sick
                 await check()
-                assert engine.healthy
+                assert engine.health.usable
 
     run(main)
 
@@ -506,11 +507,11 @@ def test_an_engine_that_makes_progress_isnt_ejected(shown_by):
                 else:
                     engine.last_byte_s = fleet.service.now()
                 await check()
-                assert engine.healthy
+                assert engine.health.usable
             engine.last_byte_s = float("-inf")
             for _ in range(3):
                 await check()
-            assert not engine.healthy
+            assert not engine.health.usable
 
     run(main)
 
@@ -530,7 +531,7 @@ def test_metrics_that_make_no_sense_dont_end_the_checks(nonsense):
             engine = fleet.engine(stub)
             stub._metrics = lambda: nonsense
             await fleet.service._checker(engine).check()
-            assert engine.healthy
+            assert engine.health.usable
             assert engine.report.waiting == 3
 
     run(main)
@@ -557,7 +558,7 @@ def test_a_draining_engine_ends_what_it_has_and_gets_nothing_new():
 def test_an_ejected_prefill_engine_leaves_whole_requests_on_decode_engines():
     async def main():
         async with Fleet(prefill=1, decode=1) as fleet:
-            fleet.engine(fleet.prefill[0]).healthy = False
+            fleet.engine(fleet.prefill[0]).health = EngineHealth(HealthState.EJECTED)
             answer = await fleet.ask()
             assert answer.status == 200
             route = answer.field(b"x-headway-route").decode()
@@ -709,7 +710,7 @@ def test_an_engine_that_turns_to_tls_is_another_engine():
             (after,) = fleet.service.engines.values()
             assert after is not before
             assert after.id == before.id
-            assert not after.healthy
+            assert not after.health.usable
             assert before.upstream.idle == 0
 
     run(main)

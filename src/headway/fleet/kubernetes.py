@@ -82,7 +82,8 @@ def render(config: settings.Config, options: Options) -> str:
         image=options.image,
         cpus=options.cpus,
         start_timeout_s=spec.start_timeout_s,
-        hang_s=spec.hang_s,
+        # Kubernetes doesn't know whether a request that an engine is silent over has time left.
+        hang_s=max(spec.hang_s, router.timeouts.first_byte_s),
         drain_s=spec.drain_s,
         engine_key_env=router.keys.engine_key_env,
         files=bool(_files(router)),

@@ -108,7 +108,7 @@ class Members:
             probe=lambda: EngineProbe(
                 member.address.url,
                 self._spec.hang_s,
-                functools.partial(link.requests, member.router_id),
+                functools.partial(link.routed, member.router_id),
             ),
             log=home.log(member.spec.name),
             cause=making.cause,

@@ -137,6 +137,11 @@ class RouterLink:
         found = self._find(engine)
         return int(found["work"]["requests"]) if found else 0
 
+    def routed(self, engine: str) -> tuple[int, float]:
+        """As `requests`, and how long the one that may take longest may take, seconds."""
+        found = self._find(engine)
+        return self.requests(engine), float(found.get("patience_s", 0.0))
+
     def serves(self, engine: str) -> bool:
         """Whether it sends requests there, as of the last `refresh`."""
         return bool(self._find(engine).get("ready"))

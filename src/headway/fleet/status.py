@@ -228,6 +228,8 @@ def _notes(engine: Mapping[str, Any], seen: Seen) -> list[str]:
     routed = _routed(engine, seen)
     if engine["state"] == "ready" and routed and not routed["ready"]:
         notes.append(f"gets no requests: {routed['reason']}")
+    elif routed.get("health") == "degraded":
+        notes.append(f"gets only what no other engine can serve: {routed['reason']}")
     run = seen.executions.get(engine["name"])
     slow = execution.slow_decode(run) if run and engine["role"] in _DECODES else None
     return [*notes, slow] if slow else notes

@@ -58,6 +58,11 @@ def of_state(state: Mapping[str, Any]) -> Iterator[Finding]:
         drained = engine.get("draining")
         then = "headway undrain" if drained else "headway logs of the engine"
         yield Finding("note" if drained else "warning", ABOUT, said, then)
+    for engine in engines:
+        if engine.get("ready") and engine.get("health") == "degraded":
+            said = f"{engine.get('id')} gets only what no other engine can serve: "
+            then = "it may be busy with one long step, or hung: headway logs of the engine"
+            yield Finding("warning", ABOUT, said + str(engine.get("reason")), then)
     if engines and not out:
         yield Finding("ok", ABOUT, f"sends requests to every engine ({len(engines)})")
 

@@ -42,13 +42,15 @@ class Look:
     health: the status of /health, None without an answer.
     work: requests it runs or has waiting; None where it didn't say.
     moves: figures of which some change with every step that computes something.
-    routed: requests that the router waits for there.
+    routed: requests that the router waits for there. patience_s: how long the one among them
+        that may take longest may take.
     """
 
     health: int | None
     work: float | None = None
     moves: tuple[float, ...] = ()
     routed: int = 0
+    patience_s: float = 0.0
 
 
 def parse_metrics(text: bytes) -> tuple[float, tuple[float, ...]]:
@@ -71,7 +73,9 @@ def parse_metrics(text: bytes) -> tuple[float, tuple[float, ...]]:
 class Progress:
     """Notices an engine that hangs.
 
-    hang_s: it does if it has work and nothing moves for so long, or /health doesn't answer.
+    hang_s: it does if it has work and nothing moves for so long, or /health doesn't answer. If the
+        router waits for a request there that may take longer, it has as long as that request:
+        what is silent may be computing it (compiling, or one huge prompt in one step).
     doubtful: the router has waited for so long and the engine knows of no work. Either the client
         is slow to take its answer, or the engine core hung before it could tell of the request.
     Times are seconds on one monotonic clock.
@@ -92,9 +96,10 @@ class Progress:
         if look.work is not None and (look.moves != self._moves or not (look.work or look.routed)):
             self._moves, self._moved_s = look.moves, now_s
         silent_s, still_s = now_s - self._answered_s, now_s - self._moved_s
-        still = look.work is not None and still_s >= self._hang_s
+        limit_s = max(self._hang_s, look.patience_s)
+        still = look.work is not None and still_s >= limit_s
         self.doubtful = still and not look.work
-        if silent_s >= self._hang_s:
+        if silent_s >= limit_s:
             return f"hung: /health hasn't answered for {silent_s:.0f} s"
         if still and look.work:
             return f"hung: {look.work:.0f} requests and no progress for {still_s:.0f} s"
@@ -102,9 +107,9 @@ class Progress:
 
 
 class EngineProbe:
-    """`Probe` of a vLLM server at `url`. routed: how many requests the router waits for there."""
+    """`Probe` of a vLLM server at `url`. routed: as `Look` has it, and its patience_s."""
 
-    def __init__(self, url: str, hang_s: float, routed: Callable[[], int]) -> None:
+    def __init__(self, url: str, hang_s: float, routed: Callable[[], tuple[int, float]]) -> None:
         self._url = url
         self._hang_s = hang_s
         self._routed = routed
@@ -131,10 +136,11 @@ class EngineProbe:
 
     async def _look(self, health: int | None) -> Look:
         reply = await self._get("/metrics", _LOOK_TIMEOUT_S)
+        routed, patience_s = self._routed()
         if reply is None or reply.status != 200:
-            return Look(health)
+            return Look(health, routed=routed, patience_s=patience_s)
         work, moves = parse_metrics(reply.body)
-        return Look(health, work, moves, self._routed())
+        return Look(health, work, moves, routed, patience_s)
 
     async def _computes(self) -> bool:
         """Whether it answers a request that the engine core must see. What can't be asked, does."""

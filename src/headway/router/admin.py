@@ -5,6 +5,7 @@ import re
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from headway.core.reliability.engine_health import HealthState
 from headway.router.http1 import JSON_TYPE
 from headway.router.metrics import METRICS_TYPE
 from headway.router.openai import error_body
@@ -90,9 +91,14 @@ def _reason(engine: Engine, now_s: float) -> str:
     """Why new requests do or don't go there."""
     if engine.draining:
         return "draining"
-    if not engine.healthy:
-        return f"{engine.failed_checks} health checks failed" if engine.ejected else "not up yet"
-    return "ready" if engine.ready(now_s) else "circuit breaker open"
+    health = engine.health
+    if health.state is HealthState.EJECTED:
+        return f"{health.failed} health checks failed"
+    if not health.usable:
+        return "not up yet"
+    if not engine.ready(now_s):
+        return "circuit breaker open"
+    return f"degraded: {health.failed} health checks unanswered" if engine.degraded else "ready"
 
 
 def _of(engine: Engine, now_s: float) -> dict[str, Any]:
@@ -101,13 +107,15 @@ def _of(engine: Engine, now_s: float) -> dict[str, Any]:
         "id": engine.id,
         "ready": engine.ready(now_s),
         "reason": _reason(engine, now_s),
-        "healthy": engine.healthy,
+        "healthy": engine.health.usable,
+        "health": engine.health.state.value,
         "draining": engine.draining,
         "breaker": engine.breaker.state(now_s),
         "weight": engine.breaker.weight(now_s),
         "models": [model.get("id") for model in engine.models],
         "max_model_len": engine.max_model_len,
         "prefill_tokens_per_s": round(engine.prefill_tokens_per_s, 1),
+        "patience_s": engine.patience_s(),
         "work": {name: getattr(work, name) for name in type(work).__slots__},
         "reported": {
             "waiting": report.waiting,

@@ -169,7 +169,7 @@ class Split:
             meant is not None
             and service.engines.get(meant.id) is meant
             and meant.id not in excluded
-            and meant.healthy
+            and meant.health.usable
             and meant.breaker.would_allow(now_s)
         ):
             return meant
@@ -181,7 +181,7 @@ class Split:
             and engine.id not in excluded
             and engine is not self._prefill_engine
         ]
-        return min(others, key=lambda engine: (engine.work.kv_tokens, engine.id), default=None)
+        return min(others, key=lambda e: (e.degraded, e.work.kv_tokens, e.id), default=None)
 
     async def _whole(self, action: SendWhole) -> Actions:
         generation, now = self._generation, self._service.now

@@ -17,6 +17,10 @@ class ConnectFailed(UpstreamError):  # noqa: N818 - as ClientGone
     """No connection: refused, unreachable, or not in time. Nothing was sent."""
 
 
+class ConnectTimeout(ConnectFailed):
+    """No connection in time. The engine may be busy, or its machine gone."""
+
+
 class FirstByteTimeout(UpstreamError):  # noqa: N818 - as ClientGone
     """No head, or none of the body's bytes, in time."""
 

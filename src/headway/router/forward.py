@@ -87,6 +87,7 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
     lines = service.upstream_lines(request.headers)
     timeouts = service.timeouts(0, streams=False)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
+        service.allow_silence(leg.claim, engine, 0)
         call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)
         if call.status != 501:  # what an engine doesn't offer says nothing about its health
             leg.judge(call.status)
@@ -174,4 +175,5 @@ def _least_busy(record: Record, tried: Collection[str]) -> Engine | None:
         for e in service.engines.values()
         if e.ready(now_s) and e.pool.role != "prefill" and e.id not in tried
     ]
-    return min(ready, key=lambda e: (e.work.requests, service.random.random()), default=None)
+    draw = service.random.random
+    return min(ready, key=lambda e: (e.degraded, e.work.requests, draw()), default=None)

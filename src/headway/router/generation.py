@@ -181,6 +181,7 @@ class Generation:
             self.receipt.queue_s = spent_s
         streams = self.parsed.stream if streams is None else streams
         timeouts = service.timeouts(self.view.prompt_tokens, streams=streams, spent_s=spent_s)
+        service.allow_silence(leg.claim, leg.engine, self.view.prompt_tokens)
         # Sent again by the pool it would have the same id, and no budget would know.
         call = await leg.send(
             request.method, target, lines, body, timeouts, length=length, resend=False

@@ -9,11 +9,22 @@ from collections.abc import Callable
 from typing import Final
 
 from headway.config import Health
+from headway.core.reliability.engine_health import Check, HealthState
 from headway.router.state import Engine, Report
-from headway.router.upstream import Timeouts, UpstreamError
+from headway.router.upstream import (
+    ConnectTimeout,
+    FirstByteTimeout,
+    IdleTimeout,
+    Timeouts,
+    TotalTimeout,
+    UpstreamError,
+)
 
 STARTING_S: Final = 1.0
 """Between checks of an engine that hasn't been up yet."""
+_TIMEOUTS: Final = (ConnectTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout)
+_BUSY: Final = frozenset({408, 429, 504})
+"""What a proxy before the engine says that waited for it in vain, or a server with too much."""
 METRICS_LIMIT_BYTES: Final = 4 << 20
 _SAMPLE: Final = re.compile(rb"^(vllm:[a-z_]+)(?:\{([^}]*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
 _LABEL: Final = re.compile(rb'([a-z_]+)="([^"]*)"')
@@ -50,11 +61,9 @@ def _capacity(labels: dict[bytes, bytes]) -> int | None:
 
 
 class Checker:
-    """Asks one engine again and again how it is.
+    """Asks one engine again and again how it is; `core.reliability.engine_health` judges.
 
-    An engine is ejected after `fails` failed checks in a row, and not while it visibly makes
-    progress: a slow /health under load isn't death. `passes` good checks bring it back, and then
-    its share of requests grows slowly (`Breaker.weight`).
+    An engine that was ejected comes back slowly: its share of requests grows (`Breaker.weight`).
     """
 
     def __init__(
@@ -83,7 +92,7 @@ class Checker:
         while True:
             await self.check()
             interval_s = self._settings().interval_s
-            starting = not (self._engine.healthy or self._engine.ejected)
+            starting = self._engine.health.state is HealthState.STARTING
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(STARTING_S, interval_s) if starting else interval_s):
                     await self._engine.expected.wait()
@@ -92,58 +101,70 @@ class Checker:
     async def check(self) -> None:
         """One look: health, and on a healthy engine its models and figures."""
         engine = self._engine
-        alive = await self._get(b"/health") is not None
-        metrics = await self._get(b"/metrics") if alive or engine.healthy else None
+        health = await self._get(b"/health")
         moved = False
-        if metrics is not None:
-            report = parse_report(metrics, self._now())
-            moved = report.progress > engine.report.progress
-            engine.report = report
-        if alive and not engine.models:
-            alive = await self._learn_models()
-        if alive:
-            self._passed()
-        elif not (moved or self._now() - engine.heard_s() < self._settings().interval_s):
-            self._failed()
+        if isinstance(health, bytes) or engine.health.usable:
+            metrics = await self._get(b"/metrics")
+            if isinstance(metrics, bytes):
+                report = parse_report(metrics, self._now())
+                moved = report.progress > engine.report.progress
+                engine.report = report
+        found = Check.PASSED if isinstance(health, bytes) else health
+        if found is Check.PASSED and not engine.models:
+            found = await self._learn_models()
+        if found is not Check.PASSED and (
+            moved or self._now() - engine.heard_s() < self._settings().interval_s
+        ):
+            found = Check.PROGRESS
+        self._take(found)
 
-    def _passed(self) -> None:
-        engine = self._engine
-        engine.failed_checks = 0
-        engine.passed_checks += 1
-        back = engine.passed_checks >= self._settings().passes or not engine.ejected
-        if not engine.healthy and back:
-            if engine.ejected:
+    def _take(self, found: Check) -> None:
+        """What a check found, and what follows from it."""
+        engine, settings = self._engine, self._settings()
+        before = engine.health.state
+        engine.health = health = engine.health.after(
+            found, fails=settings.fails, passes=settings.passes
+        )
+        if health.state is before:
+            return
+        if health.state is HealthState.EJECTED:
+            engine.models = ()
+            self._ejected()
+            self._say(f"{engine.id} is ejected: {health.failed} health checks failed")
+        elif health.state is HealthState.DEGRADED:
+            self._say(
+                f"{engine.id} is degraded: {health.failed} health checks unanswered; it gets the "
+                "requests that no other engine can serve"
+            )
+        else:
+            if before is HealthState.EJECTED:
                 engine.breaker.readmitted(self._now())
-            engine.healthy, engine.ejected = True, False
             self._say(f"{engine.id} is ready")
 
-    def _failed(self) -> None:
-        engine = self._engine
-        engine.passed_checks = 0
-        engine.failed_checks += 1
-        if engine.healthy and engine.failed_checks >= self._settings().fails:
-            engine.healthy, engine.ejected, engine.models = False, True, ()
-            self._ejected()
-            self._say(f"{engine.id} is ejected: {engine.failed_checks} health checks failed")
-
-    async def _learn_models(self) -> bool:
+    async def _learn_models(self) -> Check:
         body = await self._get(b"/v1/models")
+        if not isinstance(body, bytes):
+            return body
         try:
             said = json.loads(body or b"{}")
         except (ValueError, RecursionError):
-            return False
+            return Check.DEAD
         data = said.get("data") if isinstance(said, dict) else None
         models = [m for m in data if isinstance(m, dict)] if isinstance(data, list) else []
         self._engine.learn_models(tuple(models))
-        return bool(models)
+        return Check.PASSED if models else Check.DEAD
 
-    async def _get(self, target: bytes) -> bytes | None:
-        """The body of a 200 answer, None for anything else."""
+    async def _get(self, target: bytes) -> bytes | Check:
+        """The body of a 200 answer; else whether the engine is silent or dead."""
         upstream, limit_s = self._engine.upstream, self._settings().timeout_s
         timeouts = Timeouts(limit_s, limit_s, limit_s, 2 * limit_s)
         try:
             call = await upstream.send("GET", target, self._lines(), b"", timeouts)
             body = await call.read(METRICS_LIMIT_BYTES)
+        except _TIMEOUTS:
+            return Check.SILENT
         except UpstreamError:
-            return None
-        return body if call.status == 200 else None
+            return Check.DEAD
+        if call.status == 200:
+            return body
+        return Check.SILENT if call.status in _BUSY else Check.DEAD

@@ -115,17 +115,21 @@ class Metrics:
         self.in_flight = gauge("requests_in_flight", "Requests being served")
         self.engine = gauge("engine", "The router's own work, by engine", "engine", "what")
         self.engine_ready = gauge("engine_ready", "1 if requests may go there", "engine")
+        self.engine_degraded = gauge(
+            "engine_degraded", "1 if it gets only what no other engine can serve", "engine"
+        )
         self.kv_bytes = gauge("kv_moved_bytes", "KV received, as the engine reports", "engine")
 
     def render(self, engines: list[Engine], now_s: float, in_flight: int) -> bytes:
         """The text of /metrics."""
         self.in_flight.set(in_flight)
-        for gauge in (self.engine, self.engine_ready, self.kv_bytes):
+        for gauge in (self.engine, self.engine_ready, self.engine_degraded, self.kv_bytes):
             gauge.clear()  # an engine that has left isn't told any more
         for engine in engines:
             work = engine.work
             for what in ("requests", "prefill_tokens", "decodes", "decode_tokens", "kv_tokens"):
                 self.engine.labels(engine.id, what).set(getattr(work, what))
             self.engine_ready.labels(engine.id).set(engine.ready(now_s))
+            self.engine_degraded.labels(engine.id).set(engine.degraded)
             self.kv_bytes.labels(engine.id).set(engine.report.kv_bytes)
         return bytes(generate_latest(self.registry))

@@ -12,6 +12,7 @@ from typing import Final
 
 from headway.config import EngineAddress
 from headway.core.breaker import Breaker
+from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.views import EngineView, PoolView
 from headway.router.upstream import UpstreamPool
 
@@ -69,11 +70,9 @@ class Engine:
         self.upstream = upstream
         self.breaker = breaker
         self.work = Work()
+        self.claims: set[Claim] = set()
         self.report = Report()
-        self.healthy = False
-        self.ejected = False
-        self.failed_checks = 0
-        self.passed_checks = 0
+        self.health = EngineHealth()
         self.draining = False
         self.expected = asyncio.Event()
         """Set: somebody says that it is well, so it is to be checked now."""
@@ -94,7 +93,8 @@ class Engine:
         up, so it is checked at once, and one good check is enough.
         """
         if self.draining:
-            self.draining = self.ejected = False
+            self.draining = False
+            self.health = self.health.expected()
             self.breaker.readmitted(now_s)
             self.expected.set()
 
@@ -104,7 +104,12 @@ class Engine:
 
     def ready(self, now_s: float) -> bool:
         """Whether new requests may go there."""
-        return self.healthy and not self.draining and self.breaker.would_allow(now_s)
+        return self.health.usable and not self.draining and self.breaker.would_allow(now_s)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether requests go there only where no other engine can serve them."""
+        return self.health.state is HealthState.DEGRADED
 
     def view(self, now_s: float) -> EngineView:
         """The engine as strategies see it."""
@@ -127,7 +132,12 @@ class Engine:
             queued,
             self.prefill_tokens_per_s,
             self.breaker.weight(now_s),
+            self.degraded,
         )
+
+    def patience_s(self) -> float:
+        """How long it may be silent over the request that may take longest; 0 without one."""
+        return max((claim.patience_s for claim in self.claims), default=0.0)
 
     def claim(self, *, prefill_tokens: int, kv_tokens: int) -> "Claim":
         """Count a request that is about to be sent there."""
@@ -156,10 +166,19 @@ class Claim:
     """One request's share of an engine's work: prefilling, then decoding, then nothing.
 
     ahead_tokens: prefill that was to be done when it came, its own included; 0 if it has none.
+    first_byte_s, idle_s: how long the engine may be silent over it, until its first byte and then.
     `release` may be called any number of times; only the first counts.
     """
 
-    __slots__ = ("_decode_tokens", "_engine", "_kv_tokens", "_prefill_tokens", "ahead_tokens")
+    __slots__ = (
+        "_decode_tokens",
+        "_engine",
+        "_kv_tokens",
+        "_prefill_tokens",
+        "ahead_tokens",
+        "first_byte_s",
+        "idle_s",
+    )
 
     def __init__(self, engine: Engine, prefill_tokens: int, kv_tokens: int) -> None:
         self._engine: Engine | None = engine
@@ -171,6 +190,13 @@ class Claim:
         work.prefill_tokens += prefill_tokens
         work.kv_tokens += kv_tokens
         self.ahead_tokens = work.prefill_tokens if prefill_tokens else 0
+        self.first_byte_s = self.idle_s = 0.0
+        engine.claims.add(self)
+
+    @property
+    def patience_s(self) -> float:
+        """How long the engine may be silent over it now."""
+        return self.idle_s if self._decode_tokens else self.first_byte_s
 
     def prefilled(self, context_tokens: int) -> None:
         """Its prompt is computed; from now on it decodes."""
@@ -189,6 +215,7 @@ class Claim:
         engine, self._engine = self._engine, None
         if engine is None:
             return
+        engine.claims.discard(self)
         work = engine.work
         work.requests -= 1
         work.prefill_tokens -= self._prefill_tokens

@@ -19,6 +19,7 @@ from headway.router.ends import Departing, Sink
 from headway.router.failures import (
     BadUpstream,
     ConnectFailed,
+    ConnectTimeout,
     FirstByteTimeout,
     IdleTimeout,
     TooLarge,
@@ -31,6 +32,7 @@ __all__ = [
     "BadUpstream",
     "Call",
     "ConnectFailed",
+    "ConnectTimeout",
     "Departing",
     "FirstByteTimeout",
     "IdleTimeout",
@@ -195,7 +197,7 @@ class UpstreamPool:
             async with asyncio.timeout(min(timeout_s, self._connect_timeout_s)):
                 _, connection = await opening
         except TimeoutError:
-            raise ConnectFailed(f"{self.host}:{self.port}: no connection in time") from None
+            raise ConnectTimeout(f"{self.host}:{self.port}: no connection in time") from None
         except OSError as error:
             raise ConnectFailed(f"{self.host}:{self.port}: {error}") from error
         return connection

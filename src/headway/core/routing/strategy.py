@@ -209,7 +209,8 @@ def _serving(pools: Iterable[PoolView]) -> list[_Place]:
 def _best_fit(places: Iterable[_Place], request: RequestView) -> tuple[list[_Place], bool]:
     """Of those open to the request: where it fits, else where the context is largest.
 
-    And whether it fits there; it fits all of them, or none.
+    And whether it fits there; it fits all of them, or none. Degraded ones are left out as long as
+    there are others.
     """
     fitting, unsure = [], []
     excluded = request.excluded
@@ -222,20 +223,32 @@ def _best_fit(places: Iterable[_Place], request: RequestView) -> tuple[list[_Pla
             elif judged is Fit.UNSURE:
                 unsure.append(place)
     if fitting or not unsure:
-        return fitting, True
+        return _well(fitting), True
     largest = max(context_limit(e, p) or 0 for p, e in unsure)
-    return [(p, e) for p, e in unsure if context_limit(e, p) == largest], False
+    return _well([(p, e) for p, e in unsure if context_limit(e, p) == largest]), False
+
+
+def _well(places: list[_Place]) -> list[_Place]:
+    """Those that aren't degraded; all if all are."""
+    return [place for place in places if not place[1].degraded] or places
 
 
 def _prefilling(
     pools: Iterable[PoolView], request: RequestView, decode: EngineView
 ) -> list[_Place]:
-    """Where the KV can be computed for a decode elsewhere."""
+    """Where the KV can be computed for a decode elsewhere.
+
+    Not on a degraded engine: the decode engine can compute it too.
+    """
     return [
         (p, e)
         for p in pools
         for e in p.engines
-        if e.role != "decode" and e.id != decode.id and e.ready and e.id not in request.excluded
+        if e.role != "decode"
+        and e.id != decode.id
+        and e.ready
+        and not e.degraded
+        and e.id not in request.excluded
     ]
 
 

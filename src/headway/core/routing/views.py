@@ -17,7 +17,7 @@ class EngineView(NamedTuple):
     id: `pool/host:port`, unique.
     pool: the name of its pool.
     role: `both`, `prefill` (only ever computes the KV of a handoff) or `decode`.
-    ready: healthy, its circuit breaker closed, not draining.
+    ready: requests may go there: its circuit breaker is closed, it isn't ejected or draining.
     max_model_len: its context, tokens of prompt and answer; None if unknown.
     prefill_tokens: uncached prompt tokens that this router sent and that aren't computed yet.
     decodes: this router's requests decoding there, handoffs on their way there included.
@@ -27,6 +27,7 @@ class EngineView(NamedTuple):
     queued: requests waiting in the engine as last scraped, beyond the router's own; 0 if stale.
     prefill_tokens_per_s: learned; 0 while unknown.
     weight: 0 to 1, below 1 during slow readmission; the engine's load is divided by it.
+    degraded: it doesn't answer checks, and may be busy or hung: only where no other engine will do.
     """
 
     id: str
@@ -42,6 +43,7 @@ class EngineView(NamedTuple):
     queued: int = 0
     prefill_tokens_per_s: float = 0.0
     weight: float = 1.0
+    degraded: bool = False
 
 
 class PoolView(NamedTuple):

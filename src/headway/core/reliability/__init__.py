@@ -1,0 +1,1 @@
+"""Whether engines may be sent to."""
