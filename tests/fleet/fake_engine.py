@@ -4,7 +4,7 @@ Like vLLM it binds at once, answers once it has "loaded", and has an engine core
 its own. HOME/NAME.json is how it behaves, read again at every look:
 
 start_s: loading takes so long. exit: a status it ends with instead, having said `say`.
-mute: /health isn't answered. stuck: nothing moves, and requests aren't answered.
+mute: /health isn't answered. still: nothing moves. stuck: that, and requests aren't answered.
 stubborn: SIGTERM is ignored. answer_s: of a completion; of one that is streamed, after its first
 piece.
 
@@ -63,7 +63,8 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.05)
             self.answer(503 if State.core.poll() is not None else 200, b"")
         elif self.path == "/metrics":
-            moves = State.tokens if asked.get("stuck") else State.tokens + time.monotonic_ns()
+            still = asked.get("stuck") or asked.get("still")
+            moves = State.tokens if still else State.tokens + time.monotonic_ns()
             running = max(State.running, bool(asked.get("stuck")))
             text = (
                 f'vllm:num_requests_running{{engine="0"}} {float(running)}\n'

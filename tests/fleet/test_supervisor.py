@@ -146,6 +146,16 @@ def test_a_hung_engine_is_restarted(fleet, how):
     assert others(running, "all-0") == untouched
 
 
+@pytest.mark.parametrize("how", ["mute", "still"])
+def test_an_engine_that_is_silent_over_a_request_has_as_long_as_the_request(fleet, how):
+    """A first compilation, or a huge prompt in one step: no sign of progress for long."""
+    running = fleet(hang_s=2.0, look_s=0.1)
+    running.until_serving()
+    running.behave("all-0", answer_s=6.0, **{how: True})
+    assert running.post() == (200, "all-0")
+    assert running.engine("all-0")["restarts"] == 0
+
+
 def test_a_busy_engine_that_gets_on_is_left_alone(fleet):
     running = fleet(hang_s=2.0, look_s=0.1)
     running.behave("all-0", answer_s=5.0)

@@ -180,7 +180,7 @@ class Stub:
 
     script: a fault for each generating request to come; when it is empty, `fault` is for all.
     gap_s: between tokens. prefill_s, release_s: what these take.
-    prompt_tokens: what its usage says. sick: /health fails.
+    prompt_tokens: what its usage says. sick: /health fails. mute: nothing that is got is answered.
     """
 
     def __init__(self, oracle=None):
@@ -192,7 +192,7 @@ class Stub:
         self.release_s = 0.0
         self.prompt_tokens = 7
         self.max_model_len = 8192
-        self.sick = False
+        self.sick = self.mute = False
         self.health_s = 0.0
         self.progress = 0
         self.seen = []
@@ -241,7 +241,9 @@ class Stub:
             await link.close()
 
     async def _one(self, link, method, path, headers, body):
-        if path == "/health":
+        if self.mute and method == "GET":
+            await link.hold()
+        elif path == "/health":
             if self.health_s:
                 await link.hold(self.health_s)
             link.answer(503 if self.sick else 200, b"")

@@ -280,3 +280,40 @@ def test_ties_of_both_legs_are_broken_apart():
         for made in (route(Disaggregated(), request(), PREFILL, DECODE, draw=i * 0.618034 % 1),)
     }
     assert len(pairs) == 4
+
+
+# Engines that are degraded
+
+
+@given(names, requests(), many_pools(), draws, st.randoms())
+def test_a_degraded_engine_gets_only_what_no_other_may_serve(name, asked, pools, draw, rng):
+    shunned = {e.id for p in pools for e in p.engines if rng.random() < 0.5}
+
+    def routed(**change):
+        changed = [
+            p._replace(
+                engines=tuple(e._replace(**change) if e.id in shunned else e for e in p.engines)
+            )
+            for p in pools
+        ]
+        return route(STRATEGY_BY_NAME[name](), asked, *changed, draw=draw)
+
+    degraded, gone, well = routed(degraded=True), routed(ready=False), routed()
+    assert (degraded.kind == "refuse") == (well.kind == "refuse"), "it is there when it must be"
+    assert degraded.prefill not in shunned, "the decode engine can prefill as well"
+    if {degraded.engine, degraded.decode} & shunned and gone.kind != "refuse":
+        other, home = by_id(pools)[gone.engine or gone.decode]
+        assert fit(asked, context_limit(other, home)) is Fit.UNSURE
+
+
+def test_a_short_prompt_goes_to_the_long_pool_while_its_own_engine_says_nothing():
+    silent, long = engine("short", degraded=True), engine("long")
+    asked = request(10)
+    pools = (pool("short", silent, max_prompt_tokens=100), pool("long", long))
+    assert route(Dedicated(), asked, *pools).engine == long.id
+    assert (
+        route(Dedicated(), request(10, excluded=frozenset({long.id})), *pools).engine == silent.id
+    )
+    assert route(Dedicated(), request(5_000), *pools).engine == long.id
+    only = (pools[0], pool("long", engine("long", degraded=True)))
+    assert route(Dedicated(), asked, *only).engine == silent.id
