@@ -139,7 +139,7 @@ class Fleet:
         self.service.now = lambda: now() + seconds
 
     def all_healthy(self):
-        return all(engine.health.usable for engine in self.service.engines.values())
+        return all(engine.usable for engine in self.service.engines.values())
 
     def engine(self, stub):
         return next(e for e in self.service.engines.values() if e.id.endswith(f":{stub.port}"))

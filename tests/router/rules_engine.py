@@ -360,7 +360,7 @@ class Router:
         return httpx.AsyncClient(base_url=self.url, timeout=WAIT_S)
 
     def healthy(self):
-        return [e for e in self.service.engines.values() if e.health.usable]
+        return [e for e in self.service.engines.values() if e.usable]
 
     def works(self):
         return [

@@ -130,12 +130,12 @@ async def test_an_engine_that_was_drained_and_restarted_is_back_at_once():
     ):
         [known] = router.service.engines.values()
         await admin.post("/drain", params={"engine": known.id})
-        known.health = EngineHealth(HealthState.EJECTED)
+        known.see(EngineHealth(HealthState.EJECTED))
         engine.health = 500
         told = await admin.post("/undrain", params={"engine": known.id})
         assert told.json()["reason"] == "not up yet"
         await until(lambda: known.health.failed)
-        assert not known.health.usable, "it is asked, not believed"
+        assert not known.usable, "it is asked, not believed"
         engine.health = 200
         await until(router.healthy)
         assert known.ready(router.service.now())

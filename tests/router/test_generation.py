@@ -457,9 +457,9 @@ def test_an_engine_is_ejected_after_several_failed_checks_and_comes_back_slowly(
             stub.sick = True
             for _ in range(2):
                 await check()
-                assert engine.health.usable
+                assert engine.usable
             await check()
-            assert not engine.health.usable
+            assert not engine.usable
             assert "ejected" in fleet.said[-1]
             assert fleet.service.prefixes.match((1, 2), engine.id) == 0
             for _ in range(5):
@@ -467,9 +467,9 @@ def test_an_engine_is_ejected_after_several_failed_checks_and_comes_back_slowly(
             assert not stub.seen
             stub.sick = False
             await check()
-            assert not engine.health.usable, "one good check is not enough"
+            assert not engine.usable, "one good check is not enough"
             await check()
-            assert engine.health.usable
+            assert engine.usable
             first = engine.view(fleet.service.now()).weight
             fleet.skip(5.0)
             second = engine.view(fleet.service.now()).weight
@@ -488,7 +488,7 @@ def test_one_good_check_between_bad_ones_starts_the_count_again():
             for sick in (True, True, False) * 3:
                 stub.sick = sick
                 await check()
-                assert engine.health.usable
+                assert engine.usable
 
     run(main)
 
@@ -507,11 +507,11 @@ def test_an_engine_that_makes_progress_isnt_ejected(shown_by):
                 else:
                     engine.last_byte_s = fleet.service.now()
                 await check()
-                assert engine.health.usable
+                assert engine.usable
             engine.last_byte_s = float("-inf")
             for _ in range(3):
                 await check()
-            assert not engine.health.usable
+            assert not engine.usable
 
     run(main)
 
@@ -531,7 +531,7 @@ def test_metrics_that_make_no_sense_dont_end_the_checks(nonsense):
             engine = fleet.engine(stub)
             stub._metrics = lambda: nonsense
             await fleet.service._checker(engine).check()
-            assert engine.health.usable
+            assert engine.usable
             assert engine.report.waiting == 3
 
     run(main)
@@ -558,7 +558,7 @@ def test_a_draining_engine_ends_what_it_has_and_gets_nothing_new():
 def test_an_ejected_prefill_engine_leaves_whole_requests_on_decode_engines():
     async def main():
         async with Fleet(prefill=1, decode=1) as fleet:
-            fleet.engine(fleet.prefill[0]).health = EngineHealth(HealthState.EJECTED)
+            fleet.engine(fleet.prefill[0]).see(EngineHealth(HealthState.EJECTED))
             answer = await fleet.ask()
             assert answer.status == 200
             route = answer.field(b"x-headway-route").decode()
@@ -710,7 +710,7 @@ def test_an_engine_that_turns_to_tls_is_another_engine():
             (after,) = fleet.service.engines.values()
             assert after is not before
             assert after.id == before.id
-            assert not after.health.usable
+            assert not after.usable
             assert before.upstream.idle == 0
 
     run(main)

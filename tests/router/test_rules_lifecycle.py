@@ -303,7 +303,7 @@ async def test_an_engine_that_makes_progress_is_not_dead():
             at_s = known.report.at_s
             await until(lambda at_s=at_s: known.report.at_s > at_s)
             engine.metrics = b'vllm:generation_tokens_total{a="b"} %d.5\n' % (number + 1)
-        assert known.health.usable
+        assert known.usable
 
 
 @on_loop

@@ -18,8 +18,7 @@ REFUSALS: Final = (429, 503)
 KEY_REFUSALS: Final = (401, 403)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What one request was promised.
 
     ttft_s: latest first token after the intended send time.

@@ -5,6 +5,7 @@ import re
 from typing import Any, Final
 from urllib.parse import parse_qs
 
+from headway.config import Timeouts
 from headway.core.reliability.engine_health import HealthState
 from headway.router.http1 import JSON_TYPE
 from headway.router.metrics import METRICS_TYPE
@@ -44,7 +45,7 @@ class Admin:
     def state(self) -> dict[str, Any]:
         """Everything a person would ask for."""
         service = self._service
-        now_s = service.now()
+        now_s, limits = service.now(), service.config.router.timeouts
         return {
             "strategy": service.config.router.strategy,
             "in_flight": service.ceiling.in_flight,
@@ -53,7 +54,7 @@ class Admin:
                     "name": pool.name,
                     "role": pool.role,
                     "max_prompt_tokens": pool.max_prompt_tokens,
-                    "engines": [_of(engine, now_s) for engine in pool.engines],
+                    "engines": [_of(engine, now_s, limits) for engine in pool.engines],
                 }
                 for pool in service.pools
             ],
@@ -77,7 +78,8 @@ class Admin:
             engine.draining = True
         else:
             engine.undrain(self._service.now())
-        request.respond(200, [JSON_TYPE], json.dumps(_of(engine, self._service.now())).encode())
+        told = _of(engine, self._service.now(), self._service.config.router.timeouts)
+        request.respond(200, [JSON_TYPE], json.dumps(told).encode())
 
 
 def _from_a_page(request: ClientRequest) -> bool:
@@ -94,20 +96,20 @@ def _reason(engine: Engine, now_s: float) -> str:
     health = engine.health
     if health.state is HealthState.EJECTED:
         return f"{health.failed} health checks failed"
-    if not health.usable:
+    if not engine.usable:
         return "not up yet"
     if not engine.ready(now_s):
         return "circuit breaker open"
     return f"degraded: {health.failed} health checks unanswered" if engine.degraded else "ready"
 
 
-def _of(engine: Engine, now_s: float) -> dict[str, Any]:
+def _of(engine: Engine, now_s: float, limits: Timeouts) -> dict[str, Any]:
     work, report = engine.work, engine.report
     return {
         "id": engine.id,
         "ready": engine.ready(now_s),
         "reason": _reason(engine, now_s),
-        "healthy": engine.health.usable,
+        "healthy": engine.usable,
         "health": engine.health.state.value,
         "draining": engine.draining,
         "breaker": engine.breaker.state(now_s),
@@ -115,7 +117,7 @@ def _of(engine: Engine, now_s: float) -> dict[str, Any]:
         "models": [model.get("id") for model in engine.models],
         "max_model_len": engine.max_model_len,
         "prefill_tokens_per_s": round(engine.prefill_tokens_per_s, 1),
-        "patience_s": engine.patience_s(),
+        "patience_s": round(engine.patience_s(limits), 1),
         "work": {name: getattr(work, name) for name in type(work).__slots__},
         "reported": {
             "waiting": report.waiting,

@@ -169,7 +169,7 @@ class Split:
             meant is not None
             and service.engines.get(meant.id) is meant
             and meant.id not in excluded
-            and meant.health.usable
+            and meant.usable
             and meant.breaker.would_allow(now_s)
         ):
             return meant

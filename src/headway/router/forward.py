@@ -87,7 +87,6 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
     lines = service.upstream_lines(request.headers)
     timeouts = service.timeouts(0, streams=False)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
-        service.allow_silence(leg.claim, engine, 0)
         call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)
         if call.status != 501:  # what an engine doesn't offer says nothing about its health
             leg.judge(call.status)

@@ -62,9 +62,7 @@ class Generation:
         self.receipt = record.receipt
         long_tokens = service.config.router.long_prompt_tokens
         self.receipt.length_class = length_class(tokens, long_tokens)
-        record.limits, record.prompt_tokens = limits, tokens
-        record.streamed, record.answers = parsed.stream, parsed.answers
-        record.max_tokens = parsed.max_tokens
+        record.parsed, record.limits, record.prompt_tokens = parsed, limits, tokens
         self.reply = Reply(record, parsed, self.view)
 
     @property
@@ -181,7 +179,6 @@ class Generation:
             self.receipt.queue_s = spent_s
         streams = self.parsed.stream if streams is None else streams
         timeouts = service.timeouts(self.view.prompt_tokens, streams=streams, spent_s=spent_s)
-        service.allow_silence(leg.claim, leg.engine, self.view.prompt_tokens)
         # Sent again by the pool it would have the same id, and no budget would know.
         call = await leg.send(
             request.method, target, lines, body, timeouts, length=length, resend=False

@@ -103,7 +103,7 @@ class Checker:
         engine = self._engine
         health = await self._get(b"/health")
         moved = False
-        if isinstance(health, bytes) or engine.health.usable:
+        if isinstance(health, bytes) or engine.usable:
             metrics = await self._get(b"/metrics")
             if isinstance(metrics, bytes):
                 report = parse_report(metrics, self._now())
@@ -122,9 +122,8 @@ class Checker:
         """What a check found, and what follows from it."""
         engine, settings = self._engine, self._settings()
         before = engine.health.state
-        engine.health = health = engine.health.after(
-            found, fails=settings.fails, passes=settings.passes
-        )
+        health = engine.health.after(found, fails=settings.fails, passes=settings.passes)
+        engine.see(health)
         if health.state is before:
             return
         if health.state is HealthState.EJECTED:

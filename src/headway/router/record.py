@@ -3,7 +3,8 @@
 import math
 from typing import TYPE_CHECKING, Final
 
-from headway.core.slo import Ending, Limits, judge
+from headway.core.slo import Ending, Limits, Verdict, judge
+from headway.router.bodies import Parsed
 from headway.router.errors import Kind, error_body
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.receipt import Receipt, log_line
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 _PATH_CHARS: Final = 128
 """Of a path as logged."""
 _MET: Final = {True: "true", False: "false", None: "none"}
+_SAID: Final = {verdict: (_MET[verdict.met], verdict.value) for verdict in Verdict}
 
 
 class Record:
@@ -28,26 +30,23 @@ class Record:
     broke_off: the answer ended before it was complete. left: its client did.
 
     Of a request whose body has been read:
-    limits: what it is promised. prompt_tokens: an estimate. streamed: as the client wishes.
-    answers: how many it asks for. max_tokens: of each, None for any number.
+    parsed: what it says. prompt_tokens: an estimate. limits: what it is promised.
     tap: of its stream. answer_tokens: of all answers, where the engine has said it.
     """
 
     __slots__ = (
         "answer_tokens",
-        "answers",
         "broke_off",
         "by_engine",
         "kind",
         "left",
         "limits",
-        "max_tokens",
+        "parsed",
         "prompt_tokens",
         "receipt",
         "request",
         "service",
         "status",
-        "streamed",
         "tap",
     )
 
@@ -57,11 +56,10 @@ class Record:
         self.kind = kind
         self.receipt = Receipt(service.new_id(), service.config.router.strategy, "", "none")
         self.status = 0
-        self.by_engine = self.broke_off = self.left = self.streamed = False
+        self.by_engine = self.broke_off = self.left = False
+        self.parsed: Parsed | None = None
         self.limits: Limits | None = None
         self.prompt_tokens = 0
-        self.answers = 1
-        self.max_tokens: int | None = None
         self.tap: StreamTap | None = None
         self.answer_tokens: int | None = None
 
@@ -111,31 +109,32 @@ class Record:
         service, receipt = self.service, self.receipt
         metrics, length = service.metrics, receipt.length_class
         ending = self._ending()
-        verdict = judge(ending)
+        met, verdict = _SAID[judge(ending)]
         status = 499 if self.left else self.status
         metrics.requests.add(self.kind or "other", length, str(status))
-        metrics.slo.add(length, _MET[verdict.met], verdict.value)
+        metrics.slo.add(length, met, verdict)
         if self.broke_off:
             metrics.truncated.add()
-        ttft_s, tpot_s = ending.first_s, _tpot_s(ending)
-        if ttft_s is not None:
+        ttft_s = tpot_s = None
+        if ending.first_s is not None:
+            ttft_s, tpot_s = ending.first_s, _tpot_s(ending)
             metrics.ttft_s.add(ttft_s, length)
         if tpot_s is not None:
             metrics.tpot_s.add(tpot_s, length)
-        if self.limits is not None and receipt.queue_s is not None:
+        if self.parsed is not None and receipt.queue_s is not None:
             metrics.added_s.add(receipt.queue_s, "before first leg")
         if receipt.handoff_s is not None:
             metrics.added_s.add(receipt.handoff_s, "between legs")
         if service.log is not None:
-            service.log(self._line(status, verdict.value, ttft_s, tpot_s))
+            service.log(self._line(status, verdict, ttft_s, tpot_s))
 
     def _ending(self) -> Ending:
-        request, tap = self.request, self.tap
+        request, tap, parsed = self.request, self.tap, self.parsed
         first_s = last_s = None
         if tap is not None and tap.first_s is not None:
             first_s = tap.first_s - request.created_s
             last_s = tap.passing.last_s - request.created_s
-        least_tokens, most_tokens = self._longest_tokens()
+        least_tokens, most_tokens = (1, math.inf) if parsed is None else self._longest(parsed)
         return Ending(
             self.status,
             self.service.now() - request.created_s,
@@ -145,29 +144,30 @@ class Record:
             request.writable,
             self.broke_off,
             self.by_engine,
-            self.streamed,
+            parsed is not None and parsed.stream,
             first_s,
             last_s,
             least_tokens,
             most_tokens,
         )
 
-    def _longest_tokens(self) -> tuple[int, float]:
+    def _longest(self, parsed: Parsed) -> tuple[int, float]:
         """Bounds of the longest answer's length, tokens. Where a stream's engine doesn't say how
         many there were, its events count: `[DONE]` is one of them and no token.
         """
-        tokens, answers = self.answer_tokens, self.answers
+        tokens = self.answer_tokens
         if tokens is None and self.tap is not None:
             tokens = self.tap.events - (not self.left)
         if tokens is None:
-            return 1, math.inf if self.max_tokens is None else self.max_tokens
+            return 1, math.inf if parsed.max_tokens is None else parsed.max_tokens
+        answers = parsed.answers
         if answers <= 1:
             return tokens, tokens
         least_tokens = -(-tokens // answers)
         return least_tokens, max(least_tokens, tokens - answers + 1)
 
     def _line(self, status: int, verdict: str, ttft_s: float | None, tpot_s: float | None) -> str:
-        if self.limits is None:
+        if self.parsed is None:
             return log_line(
                 self.receipt,
                 endpoint=self.kind or "other",
@@ -183,7 +183,7 @@ class Record:
             endpoint=self.kind,
             status=status,
             verdict=verdict,
-            stream=self.streamed,
+            stream=self.parsed.stream,
             prompt_tokens=self.prompt_tokens,
             ttft_s=ttft_s,
             tpot_s=tpot_s,

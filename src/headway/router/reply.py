@@ -17,8 +17,6 @@ from headway.router.upstream import Call, Sink, UpstreamError
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28
 _USAGE: Final = re.compile(rb'"(prompt|input|completion|output)_tokens":\s*(\d{1,12})\b')
-_PROMPT: Final = frozenset({b"prompt", b"input"})
-_ANSWER: Final = frozenset({b"completion", b"output"})
 _USAGE_BYTES: Final = 4_096
 """Where to look for an answer's usage: at its end."""
 
@@ -70,11 +68,7 @@ class Reply:
         self._record.status = call.status
         lines = answer_lines(call.headers, rewritten=clean) + self._own_lines()
         self._request.respond(call.status, (), body, lines=lines)
-        usage = dict(_USAGE.findall(body[-_USAGE_BYTES:]))
-        for name in _PROMPT & usage.keys():
-            self.learn_length(int(usage[name]))
-        for name in _ANSWER & usage.keys():
-            self._record.answer_tokens = int(usage[name])
+        self._learn_usage(body)
 
     async def _stream(
         self,
@@ -173,6 +167,19 @@ class Reply:
 
     def _own_lines(self) -> bytes:
         return self._record.lines()
+
+    def _learn_usage(self, body: bytes) -> None:
+        """The usage of an answer that isn't streamed."""
+        start = body.rfind(b'"usage"', -_USAGE_BYTES)
+        if start < 0:
+            return
+        usage = dict(_USAGE.findall(body, start))
+        prompt = usage.get(b"prompt") or usage.get(b"input")
+        if prompt is not None:
+            self.learn_length(int(prompt))
+        answer = usage.get(b"completion") or usage.get(b"output")
+        if answer is not None:
+            self._record.answer_tokens = int(answer)
 
     def learn_length(self, prompt_tokens: int) -> None:
         """An engine said how many tokens the prompt has."""

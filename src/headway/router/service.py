@@ -29,7 +29,7 @@ from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.metrics import Metrics
 from headway.router.receipt import Receipt, receipt_lines
 from headway.router.request import ClientRequest
-from headway.router.state import Claim, Engine, Pool
+from headway.router.state import Engine, Pool
 from headway.router.tokens import TokenCounter
 from headway.router.upstream import Timeouts, UpstreamError, UpstreamPool
 
@@ -206,22 +206,9 @@ class Service:
         spent_s: of the total, which is for the request as a whole.
         """
         limits = self.config.router.timeouts
-        first_s = self._first_byte_s(prompt_tokens)
+        first_s = limits.first_byte_s + limits.first_byte_s_per_1k_tokens * prompt_tokens / 1000
         total_s = max(0.0, limits.total_s - spent_s)
         return Timeouts(limits.connect_s, first_s if streams else total_s, limits.idle_s, total_s)
-
-    def allow_silence(self, claim: Claim, engine: Engine, prompt_tokens: int) -> None:
-        """An engine may be silent over a request for as long as a stream's first byte may take.
-
-        One that has been silent before the request went there gets no more time by it.
-        """
-        if not engine.degraded:
-            claim.first_byte_s = self._first_byte_s(prompt_tokens)
-            claim.idle_s = self.config.router.timeouts.idle_s
-
-    def _first_byte_s(self, prompt_tokens: int) -> float:
-        limits = self.config.router.timeouts
-        return limits.first_byte_s + limits.first_byte_s_per_1k_tokens * prompt_tokens / 1000
 
     def upstream_lines(self, headers: Headers) -> bytes:
         """A client's headers as an engine gets them, with an id of its own for each leg."""

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from headway.config import EngineAddress
+from headway.config import EngineAddress, Timeouts
 from headway.core.breaker import Breaker
 from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.views import EngineView, PoolView
@@ -72,7 +72,7 @@ class Engine:
         self.work = Work()
         self.claims: set[Claim] = set()
         self.report = Report()
-        self.health = EngineHealth()
+        self.see(EngineHealth())
         self.draining = False
         self.expected = asyncio.Event()
         """Set: somebody says that it is well, so it is to be checked now."""
@@ -94,9 +94,18 @@ class Engine:
         """
         if self.draining:
             self.draining = False
-            self.health = self.health.expected()
+            self.see(self.health.expected())
             self.breaker.readmitted(now_s)
             self.expected.set()
+
+    def see(self, health: EngineHealth) -> None:
+        """What is known of its health from now on.
+
+        degraded: requests go there only where no other engine can serve them.
+        """
+        self.health = health
+        self.usable = health.usable
+        self.degraded = health.state is HealthState.DEGRADED
 
     def heard_s(self) -> float:
         """When it last sent a part of a good answer: an engine that makes progress isn't dead."""
@@ -104,12 +113,7 @@ class Engine:
 
     def ready(self, now_s: float) -> bool:
         """Whether new requests may go there."""
-        return self.health.usable and not self.draining and self.breaker.would_allow(now_s)
-
-    @property
-    def degraded(self) -> bool:
-        """Whether requests go there only where no other engine can serve them."""
-        return self.health.state is HealthState.DEGRADED
+        return self.usable and not self.draining and self.breaker.would_allow(now_s)
 
     def view(self, now_s: float) -> EngineView:
         """The engine as strategies see it."""
@@ -135,9 +139,12 @@ class Engine:
             self.degraded,
         )
 
-    def patience_s(self) -> float:
-        """How long it may be silent over the request that may take longest; 0 without one."""
-        return max((claim.patience_s for claim in self.claims), default=0.0)
+    def patience_s(self, limits: Timeouts) -> float:
+        """How long it may be silent over the request that may take longest; 0 without one.
+
+        However a request is answered, that is as long as a stream's next byte may take.
+        """
+        return max((claim.patience_s(limits) for claim in self.claims), default=0.0)
 
     def claim(self, *, prefill_tokens: int, kv_tokens: int) -> "Claim":
         """Count a request that is about to be sent there."""
@@ -166,7 +173,6 @@ class Claim:
     """One request's share of an engine's work: prefilling, then decoding, then nothing.
 
     ahead_tokens: prefill that was to be done when it came, its own included; 0 if it has none.
-    first_byte_s, idle_s: how long the engine may be silent over it, until its first byte and then.
     `release` may be called any number of times; only the first counts.
     """
 
@@ -174,10 +180,9 @@ class Claim:
         "_decode_tokens",
         "_engine",
         "_kv_tokens",
+        "_late",
         "_prefill_tokens",
         "ahead_tokens",
-        "first_byte_s",
-        "idle_s",
     )
 
     def __init__(self, engine: Engine, prefill_tokens: int, kv_tokens: int) -> None:
@@ -190,13 +195,19 @@ class Claim:
         work.prefill_tokens += prefill_tokens
         work.kv_tokens += kv_tokens
         self.ahead_tokens = work.prefill_tokens if prefill_tokens else 0
-        self.first_byte_s = self.idle_s = 0.0
+        self._late = engine.degraded
         engine.claims.add(self)
 
-    @property
-    def patience_s(self) -> float:
-        """How long the engine may be silent over it now."""
-        return self.idle_s if self._decode_tokens else self.first_byte_s
+    def patience_s(self, limits: Timeouts) -> float:
+        """How long the engine may be silent over it; what came when it was silent changes nothing.
+
+        Its KV is as long as its prompt, and a little longer.
+        """
+        if self._late:
+            return 0.0
+        if self._decode_tokens:
+            return limits.idle_s
+        return limits.first_byte_s + limits.first_byte_s_per_1k_tokens * self._kv_tokens / 1000
 
     def prefilled(self, context_tokens: int) -> None:
         """Its prompt is computed; from now on it decodes."""

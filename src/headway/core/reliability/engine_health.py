@@ -21,7 +21,7 @@ After some checks in a row without a good one, of which the last found it dead, 
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import Self
+from typing import Final, Self
 
 
 class HealthState(StrEnum):
@@ -45,7 +45,8 @@ class Check(Enum):
     DEAD = auto()
 
 
-_FAILED = frozenset({Check.SILENT, Check.DEAD})
+_USABLE: Final = (HealthState.WELL, HealthState.DEGRADED)
+_FAILED: Final = (Check.SILENT, Check.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class EngineHealth:
     @property
     def usable(self) -> bool:
         """Whether requests may go there, be it as a last resort."""
-        return self.state in {HealthState.WELL, HealthState.DEGRADED}
+        return self.state in _USABLE
 
     def after(self, check: Check, *, fails: int, passes: int) -> Self:
         """What it is after another check.
