@@ -1,5 +1,6 @@
 """The command line: what reaches vLLM, what is refused, and how."""
 
+import itertools
 import json
 import shlex
 
@@ -218,20 +219,21 @@ def test_settings_errors_keep_the_key_where_no_flag_was_used():
         )
 
 
-def test_the_bundled_model_runs_in_float32_where_bfloat16_is_emulated(tmp_path):
-    wish = command.Wish(model="/m", bundled="small")
-    fast = command.build(wish, {}, cpu=True, cores=(0, 1))
-    slow = command.build(wish, {}, cpu=True, cores=(0, 1), fast_bf16=False)
-    assert "--dtype" not in fast.argv
-    assert slow.argv[slow.argv.index("--dtype") + 1] == "float32"
-    own = command.Wish(model="/m", bundled="small", vllm_flags=("--dtype", "bfloat16"))
-    assert command.build(own, {}, cpu=True, cores=(0,), fast_bf16=False).argv.count("--dtype") == 1
-
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("flags : fpu avx512f avx512_vnni")
-    assert not command.computes_bf16(cpuinfo)
-    cpuinfo.write_text("flags : fpu avx512f avx512_bf16")
-    assert command.computes_bf16(cpuinfo)
+@pytest.mark.parametrize(
+    ("cpu", "bundled", "flags", "dtypes"),
+    [
+        (True, "small", (), ["float32"]),
+        (True, "small", ("--dtype", "bfloat16"), ["bfloat16"]),
+        (True, "small", ("--dtype=half",), []),
+        (True, None, (), []),
+        (False, "small", (), []),
+    ],
+)
+def test_on_a_cpu_the_bundled_model_runs_in_float32_unless_told(cpu, bundled, flags, dtypes):
+    """A model of the user's own runs in what vLLM chooses."""
+    wish = command.Wish(model="/m", bundled=bundled, vllm_flags=flags)
+    argv = command.build(wish, {}, cpu=cpu, cores=(0, 1)).argv
+    assert [value for name, value in itertools.pairwise(argv) if name == "--dtype"] == dtypes
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ _SERVE: Final = f"""\
 Starts one vLLM server with headway's scheduler in it, on 127.0.0.1:8000 unless told otherwise.
 
 MODEL is a directory or a Hugging Face name. Without it a small bundled model is served
-({bundled.NAME}, prepared on first use), with settings that suit a CPU: --enforce-eager (up in half
-the time; --no-enforce-eager compiles and decodes about a quarter faster), --max-num-batched-tokens
-512, VLLM_CPU_KVCACHE_SPACE=2. On a single core the engine is bound to it. Flags and environment
+({bundled.NAME}, prepared on first use), with settings that suit a CPU: --dtype float32 (in bfloat16
+its answers get worse), --enforce-eager (up in half the time; --no-enforce-eager compiles and decodes
+about a quarter faster), --max-num-batched-tokens 512, VLLM_CPU_KVCACHE_SPACE=2. On a single core the engine is bound to it. Flags and environment
 variables of yours win.
 
 Every flag not listed here goes to vLLM as it is: --port 8001, --max-model-len 4096, … All of them:
@@ -194,7 +194,6 @@ def _build(wish: command.Wish, *, cpu: bool) -> command.EngineCommand:
         os.environ,
         cpu=cpu,
         cores=command.usable_cores(),
-        fast_bf16=command.computes_bf16(),
     )
 
 

@@ -6,6 +6,7 @@ import signal
 import time
 import urllib.request
 
+import httpx
 import pytest
 
 from .fleets import (
@@ -54,8 +55,25 @@ kv_memory_gib = 0.5
 flags = [{flags}]
 """
 
+QUESTIONS = {
+    "What is the capital of France?": "Paris",
+    "What is the largest ocean on Earth?": "Pacific",
+    "How many days are there in a week?": "7 days",
+}
+"""With what every right answer holds."""
+
+
+def answer_to(question, url, model):
+    """The answer, and the route it took if a router gave it."""
+    said = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": said, "max_tokens": 30, "temperature": 0}
+    answer = httpx.post(url + "/v1/chat/completions", json=body, timeout=120)
+    text = answer.raise_for_status().json()["choices"][0]["message"]["content"]
+    return text, answer.headers.get("x-headway-route", "")
+
 
 def test_without_a_file_a_pair_serves_the_bundled_model_to_its_full_context(tmp_path):
+    """Its answers are right, and the same whole and split."""
     with fleet(tmp_path) as running:
         url = running.until(r"ready: \S+ on (\S+); try")
         with urllib.request.urlopen(url + "/v1/models", timeout=10) as answer:
@@ -65,6 +83,13 @@ def test_without_a_file_a_pair_serves_the_bundled_model_to_its_full_context(tmp_
         assert answer.usage.prompt_tokens == 8188
         assert answer.usage.completion_tokens == 4
         assert route.startswith('disaggregated; reason="split"')
+        decode = next(engine["url"] for engine in running.engines() if engine["role"] == "decode")
+        for question, right in QUESTIONS.items():
+            split, route = answer_to(question, url, model["id"])
+            whole, _ = answer_to(question, decode, model["id"])
+            assert route.startswith('disaggregated; reason="split"')
+            assert right in split
+            assert whole == split
         assert set(running.states().values()) == {"ready"}
         for engine in running.engines():
             assert cores_below(engine["pid"]) <= set(engine["devices"])

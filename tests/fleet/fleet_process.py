@@ -120,7 +120,6 @@ def main():
         gpus=(),
         memory_gib=described().get("memory_gib", 64.0),
         cpu=described().get("cpu", True),
-        fast_bf16=True,
     )
     making = Making(
         machine=machine, command=command, cause=cause, look_s=described().get("look_s", 0.3)

@@ -8,8 +8,8 @@ from headway.core.errors import SettingError
 from headway.fleet.command import core_list, engine_command
 from headway.fleet.model import Address, EngineSpec, Machine
 
-CPU = Machine(cores=(0, 1, 2, 3), gpus=(), memory_gib=16.0, cpu=True, fast_bf16=True)
-GPU = Machine(cores=(0, 1), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False, fast_bf16=True)
+CPU = Machine(cores=(0, 1, 2, 3), gpus=(), memory_gib=16.0, cpu=True)
+GPU = Machine(cores=(0, 1), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False)
 ADDRESS = Address(host="127.0.0.1", port=8100, side_port=5600)
 
 

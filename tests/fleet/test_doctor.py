@@ -19,8 +19,8 @@ from headway.fleet.inquiry import Answer, Server
 from headway.fleet.live import Facts, Target
 from headway.fleet.model import EngineSpec, Machine
 
-CPU = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True, fast_bf16=True)
-GPUS = Machine(cores=(0,), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False, fast_bf16=True)
+CPU = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True)
+GPUS = Machine(cores=(0,), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False)
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -282,7 +282,7 @@ def test_what_ucx_can_use_is_told(said, severity):
 
 
 def test_a_gpu_build_without_a_gpu_is_an_error():
-    none = Machine(cores=(0,), gpus=(), memory_gib=1.0, cpu=False, fast_bf16=True)
+    none = Machine(cores=(0,), gpus=(), memory_gib=1.0, cpu=False)
     assert severities(surroundings.gpus([], none)) == ["error"]
     assert severities(surroundings.gpus([], CPU)) == []
 

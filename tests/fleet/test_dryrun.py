@@ -12,7 +12,7 @@ from headway.engine.command import EngineCommand
 from headway.fleet import dryrun, spec
 from headway.fleet.model import Address, Machine
 
-MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True, fast_bf16=False)
+MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True)
 FILE = """\
 [router]
 strategy = "disaggregated"

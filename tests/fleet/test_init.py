@@ -19,7 +19,6 @@ def machine(count, *, cpu=True, memory_gib=64.0):
         gpus=() if cpu else devices,
         memory_gib=memory_gib,
         cpu=cpu,
-        fast_bf16=True,
     )
 
 

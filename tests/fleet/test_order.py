@@ -13,7 +13,7 @@ def engine(name, *devices, kv=None, model="m"):
 
 
 def machine(*, cpu, memory_gib=10.0):
-    return Machine(cores=(0, 1), gpus=(0, 1), memory_gib=memory_gib, cpu=cpu, fast_bf16=True)
+    return Machine(cores=(0, 1), gpus=(0, 1), memory_gib=memory_gib, cpu=cpu)
 
 
 @pytest.mark.parametrize(("memory", "may"), [(7.9, False), (8.0, True)])

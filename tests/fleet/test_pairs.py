@@ -11,7 +11,7 @@ from headway import config
 from headway.fleet import pairs, spec
 from headway.fleet.model import Machine
 
-HARDWARE = Machine(cores=(0,), gpus=tuple(range(16)), memory_gib=64.0, cpu=False, fast_bf16=True)
+HARDWARE = Machine(cores=(0,), gpus=tuple(range(16)), memory_gib=64.0, cpu=False)
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
 
 

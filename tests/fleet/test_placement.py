@@ -12,7 +12,7 @@ from headway.fleet.local import Family, LocalEngine
 from headway.fleet.model import Machine
 from headway.fleet.placement import LocalPlacement, choose
 
-MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=8.0, cpu=True, fast_bf16=True)
+MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=8.0, cpu=True)
 TEXT = '[[pool]]\nname = "a"\nmodel = "m"\n'
 
 

@@ -15,7 +15,7 @@ from headway.fleet.model import Machine
 def machine(count=4, *, cpu=True, memory_gib=64.0):
     cores = tuple(range(count)) if cpu else (0, 1)
     gpus = () if cpu else tuple(range(count))
-    return Machine(cores=cores, gpus=gpus, memory_gib=memory_gib, cpu=cpu, fast_bf16=True)
+    return Machine(cores=cores, gpus=gpus, memory_gib=memory_gib, cpu=cpu)
 
 
 def parse(text):

@@ -41,7 +41,7 @@ def engine_command(
     )
     environ = {**environ, **engine.env, **_environment(engine, address, machine)}
     cores = engine.devices if machine.cpu else machine.cores
-    command = build(wish, environ, cpu=machine.cpu, cores=cores, fast_bf16=machine.fast_bf16)
+    command = build(wish, environ, cpu=machine.cpu, cores=cores)
     if machine.cpu and engine.devices:
         # vLLM's engine core waits for its worker by yielding the CPU in a loop: beside another
         # engine's worker it slows that one down, and is itself kept waiting for up to a second.

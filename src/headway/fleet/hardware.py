@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.engine import launch
-from headway.engine.command import computes_bf16, usable_cores
+from headway.engine.command import usable_cores
 from headway.fleet.model import Machine
 
 _GIB: Final = 2**30
@@ -33,7 +33,6 @@ def look() -> Machine:
         gpus=gpus,
         memory_gib=available_gib(_read(_MEMINFO), limit, used),
         cpu=cpu,
-        fast_bf16=computes_bf16(),
     )
 
 

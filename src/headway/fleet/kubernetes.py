@@ -32,7 +32,6 @@ _PLENTY: Final = Machine(
     gpus=tuple(range(4096)),
     memory_gib=1e6,
     cpu=False,
-    fast_bf16=True,
 )
 _ADMIN_PORT: Final = 9001
 _WRITTEN: Final = "# Written by headway render kubernetes.\n"

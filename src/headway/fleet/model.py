@@ -78,14 +78,12 @@ class Machine:
         gpus: The GPUs' indices.
         memory_gib: Host memory available now.
         cpu: The installed vLLM is its CPU build: engines run on `cores`, not `gpus`.
-        fast_bf16: The hardware computes in bfloat16 without emulating it.
     """
 
     cores: tuple[int, ...]
     gpus: tuple[int, ...]
     memory_gib: float
     cpu: bool
-    fast_bf16: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

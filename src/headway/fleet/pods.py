@@ -180,9 +180,7 @@ def _connector(shape: Shape, spec: EngineSpec) -> str:
     """The KV connector that `headway up` would give the engine, JSON."""
     address = Address(host="0.0.0.0", port=HTTP_PORT, side_port=SIDE_PORT)  # noqa: S104 -- as above
     cpu = shape.cpus is not None
-    machine = Machine(
-        cores=spec.devices, gpus=spec.devices, memory_gib=0.0, cpu=cpu, fast_bf16=True
-    )
+    machine = Machine(cores=spec.devices, gpus=spec.devices, memory_gib=0.0, cpu=cpu)
     argv = engine_command(spec, address, machine, spec.model or "", {}).argv
     return argv[argv.index(flags.KV_TRANSFER) + 1]
 
