@@ -4,6 +4,10 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Tests name models of a hub that isn't asked: whether it may be is none of their business.
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    os.environ.pop(name, None)
+
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 # The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.

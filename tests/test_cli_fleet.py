@@ -275,6 +275,50 @@ def test_a_dry_run_prints_commands_for_a_shell_and_starts_nothing(capsys, tmp_pa
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("up", "--model", "./nope"),
+        ("up", "--dry-run", "--model", "./nope"),
+        ("init", "--model", "./nope"),
+        ("serve", "./nope"),
+        ("serve", "--model", "./nope"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told_before_anything_starts(capsys, tmp_path, line):
+    told = wrong(capsys, *line)
+    assert "there is no directory ./nope; a model is a directory with config.json" in told
+    assert not list(tmp_path.glob("*.toml"))
+
+
+@pytest.mark.parametrize("line", [("up", "x.toml"), ("up", "--dry-run", "x.toml")])
+def test_a_model_that_is_not_there_is_told_with_its_place_in_the_file(capsys, tmp_path, line):
+    pools = FILE + '\n[[pool]]\nname = "more"\nmodel = "./nope"\n'
+    (tmp_path / "x.toml").write_text(pools.replace("replicas = 1", 'model = "./neither"'))
+    assert run(*line) == 2
+    told = capsys.readouterr().err
+    assert f"pool[0].model: there is no directory {tmp_path}/neither" in told
+    assert f"pool[1].model: there is no directory {tmp_path}/nope" in told
+
+
+def test_the_hub_is_asked_as_the_pool_says(capsys, tmp_path):
+    pool = 'model = "org/x"\nenv = { HF_HUB_OFFLINE = "1", HF_HOME = "cache" }'
+    (tmp_path / "x.toml").write_text(FILE.replace("replicas = 1", pool))
+    assert "org/x isn't in the hub's cache cache/hub" in wrong(capsys, "up", "--dry-run", "x.toml")
+
+
+def test_a_model_s_path_is_right_in_a_file_elsewhere_too(capsys, tmp_path):
+    """In a file "./" is the file's folder, on the command line that of the shell."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "below").mkdir()
+    assert run("init", "--model", "./model", "below/x.toml") == 0
+    assert run("up", "--dry-run", "below/x.toml") == 0
+    assert f"--model {model}" in capsys.readouterr().out
+
+
 def test_what_is_wrong_in_a_file_is_told_before_anything_starts(capsys, tmp_path):
     (tmp_path / "x.toml").write_text(FILE.replace("replicas = 1", 'role = "prefil"'))
     told = wrong(capsys, "up", "x.toml", "--dry-run")

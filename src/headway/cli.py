@@ -14,17 +14,17 @@ from headway.core.batching import settings
 from headway.core.errors import HeadwayError, SettingError
 from headway.engine import command, launch
 from headway.fleet import cli as fleet
-from headway.models import bundled
+from headway.models import bundled, named
 from headway.router import command as route
 
 _SERVE: Final = f"""\
 Starts one vLLM server with headway's scheduler in it, on 127.0.0.1:8000 unless told otherwise.
 
 MODEL is a directory or a Hugging Face name. Without it a small bundled model is served
-({bundled.NAME}, prepared on first use), with settings that suit a CPU: --dtype float32 (in bfloat16
-its answers get worse), --enforce-eager (up in half the time; --no-enforce-eager compiles and decodes
-about a quarter faster), --max-num-batched-tokens 512, VLLM_CPU_KVCACHE_SPACE=2. On a single core the engine is bound to it. Flags and environment
-variables of yours win.
+({bundled.NAME}, prepared on first use), with settings that suit a CPU: --dtype float32 (bfloat16
+makes its answers worse), --enforce-eager (up in half the time; --no-enforce-eager compiles and
+decodes about a quarter faster), --max-num-batched-tokens 512, VLLM_CPU_KVCACHE_SPACE=2. On a single
+core the engine is bound to it. Flags and environment variables of yours win.
 
 Every flag not listed here goes to vLLM as it is: --port 8001, --max-model-len 4096, … All of them:
 python -m vllm.entrypoints.openai.api_server --help=all
@@ -168,6 +168,9 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
         additional_config=_json(arguments.additional_config),
         vllm_flags=rest,
     )
+    wrong = named.problem(model, os.environ, command.flag_names(rest)) if model else None
+    if wrong:
+        raise SettingError("MODEL", wrong)
     # Built once before the model is prepared, so that a wrong setting shows at once.
     engine = _build(wish, cpu=cpu)
     launch.check(engine, cpu=cpu)

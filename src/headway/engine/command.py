@@ -115,6 +115,11 @@ def build(
     )
 
 
+def flag_names(vllm_flags: Sequence[str]) -> tuple[str, ...]:
+    """The names of vLLM's flags among these words, written `--a-b`."""
+    return _Flags(vllm_flags).names
+
+
 def compiles(command: EngineCommand) -> bool:
     """Whether vLLM will want a C++ compiler on a CPU."""
     return "--enforce-eager" not in command.argv

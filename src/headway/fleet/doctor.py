@@ -26,7 +26,7 @@ from headway.fleet.home import Home
 from headway.fleet.inquiry import Server
 from headway.fleet.live import Target
 from headway.fleet.model import FleetSpec, Machine
-from headway.fleet.spec import load, plan
+from headway.fleet.spec import load, plan, wrong_models
 
 _FILE: Final = "file"
 _USUAL: Final = "headway.toml"
@@ -78,7 +78,8 @@ def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[
         return None, [Finding("error", _FILE, str(p), "change the file") for p in error.problems]
     except SettingError as error:
         return None, [Finding("error", _FILE, str(error), "change the file")]
-    wrong = [Finding("error", _FILE, str(p), "change the file") for p in pairs.problems(spec)]
+    problems = [*pairs.problems(spec), *wrong_models(spec, os.environ)]
+    wrong = [Finding("error", _FILE, str(p), "change the file") for p in problems]
     if config.router.strategy == "disaggregated" and spec.engines and not wrong:
         wrong.append(Finding("ok", _FILE, "prefill and decode pools fit one another"))
     warned = [

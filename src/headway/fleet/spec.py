@@ -1,21 +1,21 @@
 """From a file to a fleet: every engine named, placed and with all its settings."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from headway import config as settings
-from headway.config import Config, ConfigError, Pool
+from headway.config import Config, ConfigError, Pool, Problem
 from headway.config.checks import shown
 from headway.config.fleet import STOCK
 from headway.config.model import MOST_REPLICAS
 from headway.config.problems import Problems
 from headway.core.errors import SettingError
-from headway.fleet import init
+from headway.fleet import flags, init
 from headway.fleet.devices import Shares, ShortError, Want, share
 from headway.fleet.model import EngineSpec, FleetSpec, Machine
-from headway.models import bundled
+from headway.models import bundled, named
 
 _CPU_KV_GIB: Final = 4.0
 _CPU_BUNDLED_KV_GIB: Final = 2.0
@@ -76,6 +76,22 @@ def _shares(config: Config, machine: Machine) -> Shares:
         return share(wants, usable(machine), cpu=machine.cpu)
     except ShortError as error:
         raise _short(error, config, machine) from None
+
+
+def wrong_models(spec: FleetSpec, environ: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with the models of engines to start here, as far as it can be known.
+
+    environ: the user's environment.
+    """
+    if spec.placement != "local":
+        return []  # other machines may have what this one hasn't
+    found = []
+    for index, pool in started(spec.config):
+        if pool.model is not None:
+            said = named.problem(pool.model, {**environ, **pool.env}, flags.given(pool.flags))
+            if said:
+                found.append(spec.config.source.problem(("pool", index, "model"), said))
+    return found
 
 
 def rescale(

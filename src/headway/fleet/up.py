@@ -26,9 +26,9 @@ from headway.fleet.model import Address, EngineSpec, FleetSpec, Machine
 from headway.fleet.pairs import problems
 from headway.fleet.placement import HOST
 from headway.fleet.router import command as router_command
-from headway.fleet.spec import load, plan, rescale
+from headway.fleet.spec import load, plan, rescale, wrong_models
 from headway.fleet.starts import Starts, settled
-from headway.models import bundled
+from headway.models import bundled, named
 
 _NO_FILE: Final = "(no file)"
 _QUESTION: Final = "What is the capital of France?"
@@ -76,6 +76,10 @@ def up(wish: Wish, say: Say, *, dry_run: bool) -> int:
 
 def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force: bool) -> int:
     """Write a commented file for this machine; the exit status. Raises HeadwayError."""
+    if model is not None:
+        _check_model(model)
+        if not path.parent.samefile(".") and Path(model).is_dir():
+            model = str(Path(model).absolute())  # "./" in the file is the file's folder
     text = made.text(hardware.look(), strategy=strategy, model=model)
     try:
         with path.open("w" if force else "x") as file:
@@ -93,15 +97,22 @@ def described(wish: Wish, machine: Machine) -> FleetSpec:
     if wish.model is not None:
         if wish.path is not None:
             raise SettingError("--model", f"and {wish.path} are given; leave one out")
+        _check_model(wish.model)
         text = made.text(machine, model=wish.model)
         config = settings.parse(text, _NO_FILE, starts=True)
     else:
         config = load(wish.path, machine)
     fleet = plan(config, machine)
-    found = problems(fleet)
+    found = [*problems(fleet), *wrong_models(fleet, os.environ)]
     if found:
         raise settings.ConfigError(tuple(found))
     return dataclasses.replace(fleet, name=wish.name) if wish.name else fleet
+
+
+def _check_model(model: str) -> None:
+    wrong = named.problem(model, os.environ)
+    if wrong:
+        raise SettingError("--model", wrong)
 
 
 class Watch:
