@@ -14,6 +14,7 @@ from pathlib import Path
 from headway import config as settings
 from headway.engine.command import EngineCommand
 from headway.fleet import supervisor
+from headway.fleet.causes import Cause
 from headway.fleet.errors import FleetError
 from headway.fleet.home import Home
 from headway.fleet.members import Making
@@ -107,7 +108,8 @@ def rescale(spec, pool, count):
 
 def cause(log, status):
     lines = log.read_text().splitlines()
-    return lines[-1] if lines else f"status {status}"
+    said = lines[-1] if lines else f"status {status}"
+    return Cause(said, lasting="for good" in said)
 
 
 def say(text):

@@ -41,6 +41,7 @@ EVENTS = [
     Go(),
     Ready(),
     Exited(1, "it broke"),
+    Exited(1, "it broke", lasting=True),
     Lost(),
     Hung("stuck"),
     Drain(),
@@ -240,6 +241,35 @@ def test_three_failed_starts_in_a_row_are_enough_and_the_cause_stays():
             world.wait()
     assert (world.life.state, world.life.reason) == (State.FAILED, "no such model")
     assert world.launches == STARTS
+
+
+def test_one_failed_start_is_enough_where_its_cause_lasts():
+    world = World()
+    world.on(Start())
+    world.on(Go())
+    world.on(Exited(1, "no such model", lasting=True))
+    assert (world.life.state, world.life.reason) == (State.FAILED, "no such model")
+    assert world.launches == 1
+    world.on(Restart())
+    assert world.life.state is State.QUEUED
+
+
+def test_what_was_ready_once_is_tried_again_whatever_its_cause():
+    """What was full or gone since then may be put right while it runs elsewhere."""
+    world = World()
+    world.up()
+    world.on(Exited(1, "a disk is full", lasting=True))
+    assert world.life.state is State.BACKOFF
+
+
+def test_a_start_that_took_too_long_may_go_better_next_time():
+    """What its log says last is not why it was ended."""
+    world = World()
+    world.on(Start())
+    world.on(Go())
+    world.wait()
+    world.on(Exited(137, "whatever it was at", lasting=True))
+    assert world.life.state is State.BACKOFF
 
 
 def test_an_engine_that_was_ready_once_is_tried_for_ever():

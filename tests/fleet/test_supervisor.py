@@ -80,6 +80,15 @@ def test_an_engine_that_cannot_start_fails_with_its_cause_and_the_other_serves(f
     assert running.process.poll() is None
 
 
+def test_an_engine_that_can_never_start_is_started_once(fleet):
+    running = fleet(TWO, start=False)
+    running.behave("all-1", exit=1, say="there is no such model, for good")
+    running.start()
+    found = running.until("all-1", "failed")
+    assert (found["reason"], found["restarts"]) == ("there is no such model, for good", 0)
+    assert running.until("all-0", "ready")["restarts"] == 0
+
+
 def test_a_fleet_of_which_nothing_starts_ends_with_the_cause(fleet):
     running = fleet(start=False)
     running.behave("all-0", exit=1, say="ValueError: bad flag")

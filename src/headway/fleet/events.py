@@ -55,10 +55,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """All of it has ended. cause: in words."""
+    """All of it has ended. cause: in words. lasting: another start would end the same way."""
 
     status: int
     cause: str
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

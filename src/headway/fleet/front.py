@@ -10,6 +10,7 @@ from typing import Any, Final
 from headway.config import Config
 from headway.engine.command import EngineCommand
 from headway.fleet import ports, router
+from headway.fleet.causes import Cause
 from headway.fleet.errors import FleetError
 from headway.fleet.events import Limits, State
 from headway.fleet.home import Home
@@ -43,7 +44,7 @@ class Front:
         family: Family,
         *,
         text: Text,
-        cause: Callable[[Path, int], str],
+        cause: Callable[[Path, int], Cause],
         lock: int | None,
         look_s: float,
         changed: Callable[[], None],

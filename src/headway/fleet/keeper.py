@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from headway.core.errors import HeadwayError
 from headway.engine.command import EngineCommand
+from headway.fleet.causes import Cause
 from headway.fleet.events import (
     Action,
     Event,
@@ -51,7 +52,7 @@ class Duties:
     command: Callable[[], Awaitable[EngineCommand]]
     probe: Callable[[], Probe]
     log: Path
-    cause: Callable[[Path, int], str]
+    cause: Callable[[Path, int], Cause]
     tell: Callable[[bool], None]
     idle: Callable[[], Awaitable[None]]
     launched: Callable[[], None] = lambda: None
@@ -144,7 +145,7 @@ class Keeper:
             watch = self._spawn(self._watch(engine))
             status = await engine.wait()
             watch.cancel()
-            exited = Exited(status, self._duties.cause(self._duties.log, status))
+            exited = Exited(status, *self._duties.cause(self._duties.log, status))
         self._engine = None
         self._duties.ended()
         self.on(exited)

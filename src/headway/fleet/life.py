@@ -5,6 +5,7 @@ stopped ─Start▶ queued ─Go▶ starting ─Ready▶ ready ─Stop, Restart�
                   ▲            │ Exited        │ Exited                              │ Exited
                   └── backoff ◀┴───────────────┴─ Lost, Hung ─▶ stopping             ▼
                         └─ third start in a row that failed ─▶ failed      stopped, or queued again
+                           (the first, where another would too)
 ```
 
 Whether the router may send requests there is `open`; `Open` and `Close` follow its changes and
@@ -42,7 +43,8 @@ LONGEST_BACKOFF_S: Final = 60.0
 HEALTHY_S: Final = 300.0
 """After so long a time ready, what failed before no longer counts."""
 STARTS: Final = 3
-"""So many failed starts in a row, and none before that succeeded: it isn't tried again."""
+"""So many failed starts in a row, and none before that succeeded: it isn't tried again. One is
+enough where the cause lasts."""
 KILL_S: Final = 20.0
 """Between two attempts to end it by force."""
 
@@ -139,18 +141,19 @@ class Life:
             raise LifeError(f"Exited, and it is {self.state.value}")
         going = self.state in {State.DRAINING, State.STOPPING}
         if not going or self._after is After.RETRY:
-            return self._fail(now_s, self.reason or event.cause)
+            lasting = event.lasting and not self.reason
+            return self._fail(now_s, self.reason or event.cause, lasting=lasting)
         if self._after is After.START:
             return self._queue_anew(now_s)
         self._go_to(State.STOPPED, now_s)
         return ()
 
-    def _fail(self, now_s: float, why: str) -> Actions:
+    def _fail(self, now_s: float, why: str, *, lasting: bool) -> Actions:
         if self._ready_s is not None and now_s - self._ready_s >= HEALTHY_S:
             self._failures = 0
         self._ready_s = None
         self._failures += 1
-        if not self._proved and self._failures >= STARTS:
+        if not self._proved and (lasting or self._failures >= STARTS):
             self._go_to(State.FAILED, now_s, reason=why)
             return ()
         self.restarts += 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.engine.command import EngineCommand
+from headway.fleet.causes import Cause
 from headway.fleet.events import OVER, Go, Limits, State
 from headway.fleet.home import Home
 from headway.fleet.keeper import Duties, Keeper
@@ -37,7 +38,7 @@ class Making:
 
     machine: Machine
     command: Callable[[EngineSpec, Address], EngineCommand]
-    cause: Callable[[Path, int], str]
+    cause: Callable[[Path, int], Cause]
     lock: int | None = None
     look_s: float = LOOK_S
 
