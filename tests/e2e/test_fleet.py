@@ -58,7 +58,7 @@ flags = [{flags}]
 QUESTIONS = {
     "What is the capital of France?": "Paris",
     "What is the largest ocean on Earth?": "Pacific",
-    "How many days are there in a week?": "7 days",
+    "What colour is the sky on a clear day?": "blue",
 }
 """With what every right answer holds."""
 
