@@ -150,16 +150,3 @@ def test_all_is_put_back_when_a_kv_connector_fails(drive, policy, monkeypatch):
     check_whole(driver, names)
     driver.run(most=300)
     assert set(driver.finished_step) == names
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_plan_that_fails_leaves_all_as_it_was(drive, policy, monkeypatch):
-    driver = drive(policy, budget=256)
-    names = busy(driver)
-    with monkeypatch.context() as patch:
-        patch.setattr(driver.scheduler.headway.policy, "plan", Failing(None, 1))
-        with pytest.raises(ZeroDivisionError):
-            driver.scheduler.schedule()
-    check_whole(driver, names)
-    driver.run(most=300)
-    assert set(driver.finished_step) == names

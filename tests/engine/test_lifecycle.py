@@ -125,7 +125,7 @@ def test_an_unknown_setting_stops_the_engine_with_its_key(drive):
 
 def test_deadlines_without_chunked_prefill_are_refused(folder):
     from headway.core.errors import SettingError
-    from headway.engine.conductor import Conductor
+    from headway.engine.steering import Steering
 
     from .harness import make_scheduler
 
@@ -134,4 +134,4 @@ def test_deadlines_without_chunked_prefill_are_refused(folder):
     from headway.core.batching.settings import parse
 
     with pytest.raises(SettingError, match=r"headway\.budget: deadline needs chunked prefill"):
-        Conductor(scheduler, parse({"policy": "slo"}, 4_096))
+        Steering(scheduler, parse({"policy": "slo"}, 4_096))

@@ -159,6 +159,17 @@ def test_one_that_waits_for_the_encoders_cache_lets_the_one_that_fills_it_go_on(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_several_that_wait_for_the_encoders_cache_let_the_one_that_fills_it_go_on(seeing, policy):
+    """Whichever of them is tried takes the step from the one that they wait for."""
+    driver = seeing(policy, budget=128, cache=600, encoder=600)
+    driver.add(pictured(3_000, 1, name="holder", at=(0,), length=600))
+    driver.step()
+    driver.add(*(pictured(128, 1, name=f"short{i}", at=(0,), length=100) for i in range(4)))
+    driver.run(most=100)
+    assert {"holder", *(f"short{i}" for i in range(4))} <= set(driver.finished_step)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_one_that_stops_at_an_image_lets_the_one_that_fills_the_cache_go_on(seeing, policy):
     """As above, but it has started and stops before its image."""
     driver = seeing(policy, budget=128, cache=600, encoder=600)

@@ -2,17 +2,21 @@
 
 vLLM's scheduler interface is private and moves between releases. Rather than
 misbehave, headway refuses a vLLM in which something it stands on differs, and
-says what.
+says what. Where supported releases differ from one another, the difference is
+found out here, once, by what a scheduler has and not by its version.
 """
 
+import importlib
 import inspect
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from headway.core.errors import HeadwayError
 
-SUPPORTED: Final = ("0.32",)
-"""Releases on which the full test-suite runs."""
+SUPPORTED: Final = ("0.32", "0.33")
+"""Releases on which all tests of the scheduler run. `make test-vllm` and `.ci/run` read this list:
+a new release is one more entry."""
 
 METHODS: Final[dict[str, tuple[str, ...]]] = {
     "schedule": (),
@@ -47,6 +51,8 @@ ATTRIBUTES: Final = (
     "_inflight_prefills",
     "_pause_state",
 )
+_FAILING: Final = "grammar_compile_error_reqs"
+"""Requests that end with an error in the next `update_from_output()`."""
 READ_BY_SCHEDULE: Final = (
     "self.running",
     "self.waiting",
@@ -92,6 +98,23 @@ class IncompatibleVLLMError(HeadwayError):
         )
 
 
+def untested(version: str) -> str | None:
+    """What it means to run this vLLM if it is none of `SUPPORTED`, else None.
+
+    Patch releases and builds (`0.33.1`, `0.32.0+cpu`) count as their release; development builds
+    and release candidates don't.
+    """
+    release = re.fullmatch(r"(\d+\.\d+)(\.\d+)*(\.post\d+)?(\+.*)?", version)
+    if release and release[1] in SUPPORTED:
+        return None
+    return (
+        f"headway isn't tested with vLLM {version}. What its scheduler relies on looks as it "
+        "should, and if headway's code fails, vLLM schedules by itself; but a plan may be carried "
+        "out in another way than it is meant, which shows as worse latency or a failed step. "
+        f"Tested: vLLM {' and '.join(SUPPORTED)}; or start the engine without --scheduler-cls."
+    )
+
+
 def check_class(scheduler: type, request: type, version: str) -> None:
     """Raise IncompatibleVLLMError unless the scheduler class and requests look as expected."""
     differences = [*_method_differences(scheduler), *_schedule_differences(scheduler)]
@@ -114,6 +137,9 @@ def check_instance(scheduler: Any, version: str) -> None:
         for name in ("get_computed_blocks", "coordinator", "block_pool", "empty_kv_cache_blocks")
         if not hasattr(manager, name)
     ]
+    refused: Any = getattr(scheduler, _FAILING, set())
+    if not isinstance(refused, set | dict):
+        differences.append(f"Scheduler.{_FAILING} is a {type(refused).__name__}")
     if not differences:
         needs = inspect.signature(manager.coordinator.get_num_blocks_to_allocate).parameters
         differences += [
@@ -128,6 +154,21 @@ def check_instance(scheduler: Any, version: str) -> None:
         ]
     if differences:
         raise IncompatibleVLLMError(version, differences)
+
+
+def failing(scheduler: Any) -> Callable[[str, str], None]:
+    """How to have the next `update_from_output()` fail a request: called with its id and why.
+
+    From 0.33 on the client is told why, as of a bad request; before, only that there was an error.
+    """
+    if isinstance(getattr(scheduler, _FAILING), set):
+        return lambda request_id, why: getattr(scheduler, _FAILING).add(request_id)
+    error = importlib.import_module("vllm.outputs").RequestError
+
+    def fail(request_id: str, why: str) -> None:
+        getattr(scheduler, _FAILING)[request_id] = error(code="validation_error", message=why)
+
+    return fail
 
 
 def _method_differences(scheduler: type) -> list[str]:

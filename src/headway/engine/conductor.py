@@ -15,6 +15,8 @@ it reads, and puts it back afterwards:
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
@@ -34,13 +36,26 @@ from headway.engine.tracks import Tracks
 
 WARM_PERIOD_S: Final = 1.0
 """How often the cached prefix of the long prompt held first is kept from eviction."""
+Contain = Callable[..., Any]
+"""`contain(part, *args, default=None)` calls `part(*args)` where vLLM is on the stack and must not
+see it fail; `default` is the answer then."""
 _STARTABLE: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class Conductor:
     """One engine's policy, and its hold on one vLLM scheduler."""
 
-    def __init__(self, scheduler: Any, settings: BatchingSettings) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        settings: BatchingSettings,
+        contain: Contain,
+        learned: StepTimeModel | None = None,
+    ) -> None:
+        """Take over all requests that the scheduler holds, and its `waiting` queue.
+
+        learned: step times that are known already.
+        """
         self._vllm = scheduler
         self._step_tokens: int = scheduler.max_num_scheduled_tokens
         if not scheduler.scheduler_config.enable_chunked_prefill and settings.budget == "deadline":
@@ -49,18 +64,18 @@ class Conductor:
                 "deadline needs chunked prefill, which this engine has off; "
                 "use budget fixed or --enable-chunked-prefill",
             )
-        self.model = StepTimeModel()
+        self.model = learned or StepTimeModel()
         self.policy = Policy(settings, self.model, self._step_tokens)
         self.tracks = Tracks(self.policy)
         self.clock = StepClock(self.model)
         self.report = Report(self.policy)
         self.kv = KVView(scheduler)
         self._judge = Judge(scheduler, self.kv)
-        self.queue = PlannedQueue(self._waits, self.policy.discard)
-        self.queue.guard = self._still_fits_caps
-        for request in scheduler.waiting:
-            self.queue.add_request(request)
-        scheduler.waiting = self.queue
+        self.queue = PlannedQueue(
+            partial(contain, self._waits),
+            partial(contain, self.policy.discard),
+            partial(contain, self._still_fits_caps, default=True),
+        )
         self._scheduled_s = time.monotonic()
         self._withheld: list[tuple[Request, int]] = []
         self._prefills: list[Request] = []
@@ -75,6 +90,15 @@ class Conductor:
         self._nothing_to_spare = False
         self._running_before = 0
         self._next_warm_s = 0.0
+        self._take_over()
+
+    def _take_over(self) -> None:
+        vllm, now_s = self._vllm, time.monotonic()
+        for request in (*vllm.running, *vllm.kv_holding_waiting):
+            self.tracks.resume(request, now_s)
+        for request in vllm.waiting:
+            self.queue.add_request(request)
+        vllm.waiting = self.queue
 
     # What happens to requests
 
@@ -256,9 +280,10 @@ class Conductor:
         for request in prefills:
             left = request.num_tokens - request.num_computed_tokens
             withheld = left - chunks.get(request.request_id, 0)
-            if withheld > 0 or request.num_output_placeholders:
-                self._withheld.append((request, request.num_output_placeholders))
-                request.num_output_placeholders = -withheld
+            taken = request.num_output_placeholders + withheld
+            if taken:
+                self._withheld.append((request, taken))
+                request.num_output_placeholders -= taken
         if self.policy.budget.uses_deadlines:
             tokens = decode_tokens + self._starting + plan.tokens
             # A padded start is taken whole or not at all.
@@ -299,16 +324,20 @@ class Conductor:
 
     def return_withheld(self) -> None:
         """Give requests back what was withheld; vLLM has settled their chunks."""
-        for request, placeholders in self._withheld:
+        for request, taken in self._withheld:
             if request.status == RequestStatus.RUNNING:
-                request.num_output_placeholders = placeholders
+                request.num_output_placeholders += taken
         self._withheld.clear()
 
-    def end_step(self) -> None:
-        """Put everything back, also when `schedule()` failed."""
+    def put_back(self) -> None:
+        """Undo all that a plan has changed in vLLM."""
         self.return_withheld()
         self._vllm.max_num_scheduled_tokens = self._step_tokens
         self._not_taken = self.queue.end()
+
+    def end_step(self) -> None:
+        """The step is scheduled, or `schedule()` failed: those that it left out wait again."""
+        self.put_back()
         for request in self._not_taken:
             self._waits(request)
 
@@ -333,12 +362,10 @@ class Conductor:
         """Prompts that got nothing of what was planned for them must not get it all again.
 
         vLLM's encoder, or the encoder's cache, has no room for their next image, and room may come
-        only from those that the plan left out. A waiting prompt lets others go first in the next
-        step; where one mid-prefill got nothing, vLLM shares out the next step itself.
+        only from those that the plan left out. In the next step none of those that wait with images
+        is tried; where one mid-prefill got nothing, vLLM shares out the next step itself.
         """
-        first = self._not_taken[0] if self._not_taken else None
-        seen = first is not None and first.has_encoder_inputs
-        self._judge.refused = first.request_id if first is not None and seen else None
+        self._judge.encoder_full = any(map(self._waits_for_encoder, self._admitting))
         self._stalled = any(
             r.has_encoder_inputs
             and r.request_id in self._continuing
@@ -346,6 +373,11 @@ class Conductor:
             and not r.is_finished()
             for r in self._prefills
         )
+
+    def _waits_for_encoder(self, admitted_id: str) -> bool:
+        """Whether a prompt with images was to start and still waits."""
+        request = self.queue.find(admitted_id)
+        return request is not None and bool(request.has_encoder_inputs)
 
     def finished(self, output: Any) -> None:
         """A step's results are here: measure it."""

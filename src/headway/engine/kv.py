@@ -92,8 +92,8 @@ class Judge:
         self.least_tokens = 1 + int(scheduler.num_spec_tokens)
         """What a start may take: vLLM pads one token to a decode with all of its drafts."""
         self._loras: set[int] | None = None
-        self.refused: str | None = None
-        """The prompt that vLLM's encoder had no room for in the last step; others go before it."""
+        self.encoder_full = False
+        """In the last step vLLM's encoder had no room for a prompt; text goes first in this one."""
 
     def new_step(self) -> None:
         """Forget what was assumed about the previous step."""
@@ -164,7 +164,7 @@ class Judge:
         stale = getattr(request, "num_stale_output_tokens", 0)
         if stale and not getattr(request, "drop_stale_output", False):
             return "output in flight"
-        if request.request_id == self.refused:
+        if self.encoder_full and request.has_encoder_inputs:
             return "encoder"
         return self._lora_blocked(request)
 

@@ -14,14 +14,21 @@ class PlannedQueue(RequestQueue):
     is at its head, mean the plan while one is in force.
     """
 
-    def __init__(self, on_add: Callable[[Request], None], on_remove: Callable[[str], None]) -> None:
-        """on_add, on_remove: tell the policy what waits."""
+    def __init__(
+        self,
+        on_add: Callable[[Request], None],
+        on_remove: Callable[[str], None],
+        guard: Callable[[Request], bool] = bool,
+    ) -> None:
+        """on_add, on_remove: tell the policy what waits. None of the three may raise.
+
+        guard: asked about each planned request right before vLLM sees it.
+        """
         self._on_add = on_add
         self._on_remove = on_remove
+        self._guard = guard
         self._requests: dict[str, Request] = {}
         self._planned: deque[Request] | None = None
-        self.guard: Callable[[Request], bool] = bool
-        """Asked about each planned request right before vLLM sees it."""
 
     def begin(self, request_ids: Iterable[str]) -> None:
         """Show vLLM these requests, in this order, until `end`."""
@@ -35,6 +42,10 @@ class PlannedQueue(RequestQueue):
     def get(self, request_id: str) -> Request:
         """The waiting request of this id; KeyError if it doesn't wait."""
         return self._requests[request_id]
+
+    def find(self, request_id: str) -> Request | None:
+        """The waiting request of this id, or None."""
+        return self._requests.get(request_id)
 
     def add_request(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -70,7 +81,7 @@ class PlannedQueue(RequestQueue):
     def __bool__(self) -> bool:
         if self._planned is None:
             return bool(self._requests)
-        return bool(self._planned) and self.guard(self._planned[0])
+        return bool(self._planned) and self._guard(self._planned[0])
 
     def __len__(self) -> int:
         return len(self._requests)

@@ -10,8 +10,9 @@ from vllm.v1.request import Request
 
 from headway.core.batching.settings import parse
 from headway.core.errors import SettingError
-from headway.engine.compat import check_class, check_instance
+from headway.engine.compat import check_class, check_instance, untested
 from headway.engine.conductor import Conductor
+from headway.engine.steering import Steering
 
 logger = init_logger("vllm.headway")
 
@@ -30,48 +31,48 @@ def steered(base: type) -> type:
             super().__init__(*args, **kwargs)
             check_instance(self, vllm.__version__)
             values = (self.vllm_config.additional_config or {}).get("headway", {})
-            self.headway = Conductor(self, parse(values, self.max_model_len))
-            self._refused: set[str] = set()
+            self._steering = Steering(self, parse(values, self.max_model_len))
+            what_it_means = untested(vllm.__version__)
+            if what_it_means:
+                logger.warning(what_it_means)
             logger.info(self.headway.report.settings_block(self))
+
+        @property
+        def headway(self) -> Conductor:
+            """What plans this scheduler's steps."""
+            return self._steering.conductor
 
         def add_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
             super().add_request(request, *args, **kwargs)
-            why = self.headway.refuses(request)
-            if why is not None:
-                logger.warning("request %s is refused: %s", request.request_id, why)
-                self._refused.add(request.request_id)
+            self._steering.added(request)
 
         def schedule(self, *args: Any, **kwargs: Any) -> Any:
-            self.headway.begin_step()
+            self._steering.begin_step()
             try:
                 output = super().schedule(*args, **kwargs)
             finally:
-                self.headway.end_step()
-            self.headway.scheduled(output)
+                self._steering.end_step()
+            self._steering.scheduled(output)
             return output
 
         def _make_cached_request_data(self, *args: Any, **kwargs: Any) -> Any:
-            self.headway.return_withheld()
+            self._steering.return_withheld()
             return super()._make_cached_request_data(*args, **kwargs)
 
         def update_from_output(
             self, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            self.headway.finished(scheduler_output)
-            if self._refused:
-                self.grammar_compile_error_reqs.update(self._refused & self.requests.keys())
-                self._refused.clear()
+            self._steering.finished(scheduler_output)
             outputs = super().update_from_output(
                 scheduler_output, model_runner_output, *args, **kwargs
             )
             received = model_runner_output.kv_connector_output
-            if received is not None and received.invalid_block_ids:
-                self.headway.kv_lost()
-            self.headway.tokens_delivered()
+            kv_lost = received is not None and bool(received.invalid_block_ids)
+            self._steering.delivered(kv_lost=kv_lost)
             return outputs
 
         def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-            self.headway.tracks.forget(request.request_id)
+            self._steering.forget(request)
             return super()._free_request(request, *args, **kwargs)
 
     SteeredScheduler.__name__ = SteeredScheduler.__qualname__ = f"Headway{base.__name__}"

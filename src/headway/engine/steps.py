@@ -76,6 +76,8 @@ class StepClock:
 
     def finished(self, output: Any, now_s: float) -> MeasuredStep | None:
         """The results of a step arrived; None if it computed nothing or is unknown."""
+        if all(step.output is not output for step in self._in_flight):
+            return None
         while self._in_flight:
             step = self._in_flight.popleft()
             if step.output is not output:

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from headway.core.batching.policy import Policy
 
@@ -67,6 +67,12 @@ class Tracks:
             )
             self._tracks[request.request_id] = track
         return track
+
+    def resume(self, request: Request, now_s: float) -> None:
+        """Remember a request that has been served so far; a decode's next token is due from now."""
+        track = self.of(request, request.num_tokens, now_s)
+        if request.status == RequestStatus.RUNNING and not request.is_prefill_chunk:
+            track.origin_s = now_s - (request.num_computed_tokens - 1) * track.pace_s
 
     def forget(self, request_id: str) -> None:
         """The request has left the engine."""
