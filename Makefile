@@ -5,17 +5,19 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv/bin
 MODEL ?=
 ARGS ?=
+VLLM ?=
 BENCHMARKS ?= blocking capacity scheduler_overhead router handoff decode_speed fleet
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench clean
+.PHONY: help serve test test-vllm check bench clean
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 	@echo
 	@echo 'Variables: MODEL (directory or hub name; default: the bundled model, or ./headway.toml),'
 	@echo 'ARGS (more flags; for serve those of headway up, such as a file),'
+	@echo 'VLLM (a release for test-vllm, as in VLLM=0.33.0; any may be tried),'
 	@echo 'PYTHON (3.11 or newer), TORCH_INDEX (an index with PyTorch CPU wheels, by default'
 	@echo "pip's own indexes and then PyTorch's)."
 
@@ -24,6 +26,9 @@ serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, st
 
 test: .venv/.ready-cpu .venv/.ready-dev .venv/.ready-ray ## run all tests, those with real engines too
 	$(VENV)/python -m pytest $(ARGS)
+
+test-vllm: .venv/.ready-cpu .venv/.ready-dev ## test the scheduler on the supported vLLM that isn't installed
+	$(VENV)/python scripts/test_vllm.py $(VLLM)
 
 check: .venv/.ready-dev ## lint, formatting, types, import contracts
 	$(VENV)/ruff check

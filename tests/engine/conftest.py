@@ -1,10 +1,17 @@
 """What tests of the engine share."""
 
+import os
+
 import pytest
+import vllm
 
 from headway.core.latency import SETTLED_SAMPLES, StepShape, attention_work
 
 from .harness import Clock, Driver, make_scheduler, model_dir
+
+expected = os.environ.get("HEADWAY_TEST_VLLM", vllm.__version__)
+if vllm.__version__ != expected:
+    pytest.exit(f"these tests are for vLLM {expected} and found {vllm.__version__}", 4)
 
 
 @pytest.fixture(scope="session")

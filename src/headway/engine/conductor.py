@@ -336,8 +336,7 @@ class Conductor:
         self._not_taken = self.queue.end()
 
     def end_step(self) -> None:
-        """The step is scheduled, or `schedule()` failed: those that it left out wait again."""
-        self.put_back()
+        """All has been put back: those that the step left out wait again."""
         for request in self._not_taken:
             self._waits(request)
 

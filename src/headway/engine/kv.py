@@ -184,4 +184,5 @@ class Judge:
 def remote_prefill(request: Request) -> bool:
     """Its KV was computed by another engine and only has to be fetched."""
     parameters = request.kv_transfer_params
-    return bool(parameters and parameters.get("do_remote_prefill"))
+    # A client can put anything there (`vllm_xargs`).
+    return isinstance(parameters, dict) and bool(parameters.get("do_remote_prefill"))

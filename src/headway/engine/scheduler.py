@@ -68,7 +68,7 @@ def steered(base: type) -> type:
             )
             received = model_runner_output.kv_connector_output
             kv_lost = received is not None and bool(received.invalid_block_ids)
-            self._steering.delivered(kv_lost=kv_lost)
+            self._steering.delivered(scheduler_output, kv_lost=kv_lost)
             return outputs
 
         def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:

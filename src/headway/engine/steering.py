@@ -61,6 +61,8 @@ class Steering:
         self._failed = False
         """There was a fault since the last step began."""
         self._in_a_row = 0
+        self._first: Any = None
+        """After a fault: the first step that was planned again."""
         self._told: set[tuple[str, str]] = set()
         self.aside = False
         self._fail = failing(scheduler)
@@ -82,8 +84,6 @@ class Steering:
             self._count()
             return
         failed, self._failed = self._failed, False
-        if self._steers and not failed:
-            self._in_a_row = 0
         if failed or not self._contain(self._plan, default=False):
             self._failed = False
             self._leave_to_vllm()
@@ -92,8 +92,9 @@ class Steering:
         if not self._steers:
             learned = self.conductor.model if self._in_a_row < 2 else None
             self.conductor = Conductor(self._vllm, self._settings, self._contain, learned)
-        self.conductor.begin_step()
-        return True
+        if not self._failed:
+            self.conductor.begin_step()
+        return not self._failed
 
     def _leave_to_vllm(self) -> None:
         self.conductor.put_back()
@@ -102,6 +103,7 @@ class Steering:
             for request in sorted(self._vllm.waiting, key=_preempted_then_arrival):
                 queue.add_request(request)
             self._vllm.waiting = queue
+        self._first = None
         self._count()
         if self._in_a_row >= MOST_IN_A_ROW:
             self.aside = True
@@ -121,12 +123,15 @@ class Steering:
     def end_step(self) -> None:
         """`schedule()` has returned or failed."""
         if self._steers:
+            self.conductor.put_back()
             self._contain(self.conductor.end_step)
 
     def scheduled(self, output: Any) -> None:
         """A step has been scheduled."""
         if self._steers:
             self._contain(self.conductor.scheduled, output)
+            if self._in_a_row and self._first is None and output.total_num_scheduled_tokens:
+                self._first = output
 
     def finished(self, output: Any) -> None:
         """A step's results are here and about to be handed out."""
@@ -140,12 +145,14 @@ class Steering:
             if request_id in self._vllm.requests:
                 self._fail(request_id, why)
 
-    def delivered(self, *, kv_lost: bool) -> None:
+    def delivered(self, output: Any, *, kv_lost: bool) -> None:
         """A step's results have been handed out. kv_lost: KV couldn't be loaded in it."""
         if kv_lost and not self.aside:
             self._contain(self.conductor.kv_lost)
         if self._steers:
             self._contain(self.conductor.tokens_delivered)
+        if self._first is output and not self._failed:
+            self._in_a_row, self._first = 0, None
 
     # Requests
 
