@@ -1,5 +1,7 @@
 """A vLLM that differs from what headway stands on is refused, and the difference named."""
 
+import logging
+
 import pytest
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -13,6 +15,7 @@ from headway.engine.compat import (
     IncompatibleVLLMError,
     check_class,
     check_instance,
+    untested,
 )
 from headway.engine.scheduler import steered
 
@@ -49,6 +52,51 @@ def refusal(check, *args):
     assert "9.9" in str(caught.value)
     assert SUPPORTED[0] in str(caught.value)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["0.32", "0.32.0", "0.33.0", "0.33.1", "0.33.0.post2", "0.33.0+cpu", "0.32.5.post1+x"],
+)
+def test_supported_releases_are_no_surprise(version):
+    assert untested(version) is None
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        "0.31.0",
+        "0.34.0",
+        "0.330.0",
+        "1.0.0",
+        "0.33.0rc1",
+        "0.33.1.dev7+g0a1b2c3",
+        "0.34.0.dev0",
+        "x",
+    ],
+)
+def test_other_releases_are_told_with_what_that_means(version):
+    told = untested(version)
+    assert f"isn't tested with vLLM {version} " in told
+    assert " and ".join(SUPPORTED) in told
+    assert "schedules by itself" in told
+
+
+def test_an_untested_vllm_starts_with_one_warning(folder, monkeypatch, caplog):
+    monkeypatch.setattr("vllm.__version__", "9.9.0")
+    logger = logging.getLogger("vllm.headway")
+    logger.addHandler(caplog.handler)
+    make_scheduler(folder)
+    logger.removeHandler(caplog.handler)
+    warnings = [r for r in caplog.records if r.name == logger.name and r.levelname == "WARNING"]
+    assert len({record.getMessage() for record in warnings}) == 1
+    assert "9.9.0" in warnings[0].getMessage()
+
+
+def test_requests_that_fail_in_another_way_are_named(folder):
+    scheduler = make_scheduler(folder, None)
+    odd = Replaced(scheduler, grammar_compile_error_reqs=[])
+    assert "grammar_compile_error_reqs is a list" in refusal(check_instance, odd)
 
 
 @pytest.mark.parametrize("base", [Scheduler, AsyncScheduler])

@@ -305,3 +305,41 @@ def test_a_decode_is_paced_again_after_a_fault(made, monkeypatch):
     request = scheduler.requests["decode"]
     (due_s,) = scheduler.headway.tracks.deadlines_s([request])
     assert abs(due_s - driver.clock.now_s) < 1.0
+
+
+ODD = (
+    None, True, False, 0, -1, -0.0, 1e-320, 1e308, -1e308, 2**64 - 1, -(2**63), float("nan"),
+    float("inf"), -float("inf"), "", "0.5", b"1", [], [0.5], {}, {"a": 1}, object(), 1j,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["sequential", "parallel", "priority", "slo"])
+@pytest.mark.parametrize("name", ["headway_ttft_slo_s", "headway_tpot_slo_s", "kv_transfer_params"])
+def test_odd_arguments_of_a_request_are_no_fault(made, log, policy, name):
+    driver = made(policy)
+    free = free_blocks(driver.scheduler)
+    for i, value in enumerate(ODD):
+        driver.add(make_request(40 + 60 * (i % 3), 5, name=f"odd{i}", extra_args={name: value}))
+        driver.step()
+    driver.run(most=500)
+    check_served(driver, {f"odd{i}": 5 for i in range(len(ODD))}, free)
+    assert not [record for record in log if record.exc_info]
+
+
+@pytest.mark.parametrize("policy", ["sequential", "parallel", "priority", "slo"])
+@pytest.mark.parametrize("scheduling_policy", ["fcfs", "priority"])
+def test_odd_priorities_and_arrival_times_are_no_fault(made, log, policy, scheduling_policy):
+    driver = made(policy, scheduling_policy=scheduling_policy)
+    free, wanted = free_blocks(driver.scheduler), {}
+    for i, priority in enumerate(
+        (0, True, -1, 2**31, -(2**63), 10**400, 1.5, -1e308, float("inf"))
+    ):
+        for arrival_s in (None, 0.0, -1e9, 1e18, float("nan"), float("-inf")):
+            name = f"{i}/{arrival_s}"
+            wanted[name] = 3
+            request = make_request(40, 3, name=name, priority=priority, arrival_time=arrival_s)
+            driver.add(request)
+        driver.step()
+    driver.run(most=500)
+    check_served(driver, wanted, free)
+    assert not [record for record in log if record.exc_info]

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.engine import compat
 from headway.fleet import doctor, installation, live, surroundings, through
+from headway.fleet.fallback import Fallback
 from headway.fleet.finding import Finding, summary, tell
 from headway.fleet.inquiry import Answer, Server
 from headway.fleet.live import Facts, Target
@@ -134,6 +136,16 @@ def facts(role="both", name="a/x:1", **changes):
 # What is told
 
 
+@pytest.mark.parametrize(
+    ("fallback", "severity"),
+    [(Fallback(), None), (Fallback(3), "warning"), (Fallback(9, aside=True), "error")],
+)
+def test_faults_of_headways_scheduler_are_told(fallback, severity):
+    found = [each for each in live.of_engine(facts(fallback=fallback)) if each.severity != "ok"]
+    assert [each.severity for each in found] == ([severity] if severity else [])
+    assert all("traceback" in each.then and "headway's scheduler" in each.what for each in found)
+
+
 @given(
     st.lists(
         st.builds(
@@ -169,11 +181,12 @@ def test_a_supported_vllm_with_its_connector_is_fine():
     assert severities(installation.of_vllm(said, cpu=True, splits=True)) == ["ok", "ok"]
 
 
-@pytest.mark.parametrize("version", ["0.33.1", "0.320.0", "1.0"])
-def test_another_vllm_is_a_warning_as_long_as_its_interface_fits(version):
-    said = {"version": version, "supported": ["0.32"]}
+def test_another_vllm_is_a_warning_as_long_as_its_interface_fits():
+    untested = compat.untested("0.34.0")
+    said = {"version": "0.34.0", "supported": ["0.32"], "untested": untested}
     first, _ = installation.of_vllm(said, cpu=False, splits=False)
     assert first.severity == "warning"
+    assert first.what == untested
     assert "use vLLM 0.32" in first.then
 
 

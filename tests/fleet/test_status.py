@@ -127,6 +127,11 @@ def test_an_engine_that_says_nothing_is_told():
     ) in shown
 
 
+def test_what_is_to_be_said_of_an_engine_that_runs_is_told():
+    noted = fleet(engine("prefill", "prefill", 8101, note="headway's scheduler stands aside"))
+    assert "prefill-0: headway's scheduler stands aside" in text(Seen(fleet=noted))
+
+
 def test_engines_running_elsewhere_are_listed():
     router = copy.deepcopy(ROUTER)
     router["pools"].append(routed("far", "both", 9))

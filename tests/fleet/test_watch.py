@@ -144,6 +144,7 @@ def with_engine(test, routed=lambda: (0, 0.0), hang_s=0.3):
         vllm = Vllm()
         server = await asyncio.start_server(vllm.serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        vllm.url = url
         async with server:
             await test(vllm, EngineProbe(url, hang_s, routed))
 
@@ -157,6 +158,32 @@ def test_a_dead_engine_core_is_trouble_at_once():
         vllm.health = 503
         assert await probe.dead()
         assert await probe.trouble(0.0) == ""
+
+    with_engine(test)
+
+
+FAULTS = b"""# TYPE headway:fallback_steps_total counter
+headway:fallback_steps_total{pid="7"} 2.0
+headway:fallback_steps_total{pid="8"} 1.0
+headway:stands_aside 0.0
+"""
+
+
+def test_what_is_to_be_said_of_an_engine_that_runs_is_noted_at_each_look():
+    notes = []
+
+    async def test(vllm, _):
+        probe = EngineProbe(vllm.url, 1.0, lambda: 0, notes.append)
+        assert notes == [""]
+        vllm.metrics = FAULTS
+        assert await probe.trouble(0.0) is None
+        assert notes[-1].startswith("headway's scheduler failed: 3 steps were left to vLLM")
+        vllm.metrics = FAULTS.replace(b"aside 0", b"aside 1")
+        assert await probe.trouble(0.1) is None
+        assert "stands aside until a restart" in notes[-1]
+        vllm.metrics = b"headway:fallback_steps_total 0.0"
+        assert await probe.trouble(0.2) is None
+        assert notes[-1] == ""
 
     with_engine(test)
 

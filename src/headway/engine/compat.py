@@ -108,10 +108,10 @@ def untested(version: str) -> str | None:
     if release and release[1] in SUPPORTED:
         return None
     return (
-        f"headway isn't tested with vLLM {version}. What its scheduler relies on looks as it "
-        "should, and if headway's code fails, vLLM schedules by itself; but a plan may be carried "
-        "out in another way than it is meant, which shows as worse latency or a failed step. "
-        f"Tested: vLLM {' and '.join(SUPPORTED)}; or start the engine without --scheduler-cls."
+        f"headway isn't tested with vLLM {version} but with {' and '.join(SUPPORTED)}. What its "
+        "scheduler relies on looks as it should, and where headway's own code fails, vLLM "
+        "schedules by itself; but vLLM may carry out a plan in another way than it is meant, "
+        "which shows as worse latency or as a step that fails"
     )
 
 

@@ -34,7 +34,7 @@ def steered(base: type) -> type:
             self._steering = Steering(self, parse(values, self.max_model_len))
             what_it_means = untested(vllm.__version__)
             if what_it_means:
-                logger.warning(what_it_means)
+                logger.warning("%s.", what_it_means)
             logger.info(self.headway.report.settings_block(self))
 
         @property

@@ -26,6 +26,7 @@ try:
     said["version"] = vllm.__version__
     from headway.engine import compat
     said["supported"] = compat.SUPPORTED
+    said["untested"] = compat.untested(vllm.__version__)
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
@@ -91,16 +92,15 @@ def of_vllm(said: Mapping[str, Any], *, cpu: bool, splits: bool) -> Iterator[Fin
     version = str(said.get("version", "of unknown version"))
     supported = [str(release) for release in said.get("supported", ())]
     build = "CPU build" if cpu else "GPU build"
-    fits = any(version == each or version.startswith(f"{each}.") for each in supported)
     if "problem" in said:
-        then = f"install vLLM {' or '.join(supported) or '0.32'} in this environment"
+        then = f"install vLLM {' or '.join(supported) or '0.33'} in this environment"
         what = f"vLLM {version} can't be used: {said['problem']}"
         yield Finding("error", ABOUT, what, then)
-    elif fits:
-        yield Finding("ok", ABOUT, f"vLLM {version} ({build}), with the interface headway needs")
+    elif said.get("untested"):
+        then = f'use vLLM {" or ".join(supported)}, or policy = "stock"'
+        yield Finding("warning", ABOUT, str(said["untested"]), then)
     else:
-        what = f"vLLM {version} isn't tested; its interface looks right"
-        yield Finding("warning", ABOUT, what, f"use vLLM {' or '.join(supported)}")
+        yield Finding("ok", ABOUT, f"vLLM {version} ({build}), with the interface headway needs")
     if "connector" not in said:
         yield Finding("ok", ABOUT, "NIXL connector: can be imported")
     else:

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from headway.config import Config
 from headway.config.fleet import STOCK
-from headway.fleet.finding import Finding
+from headway.fleet.fallback import NO_FAULTS, Fallback
+from headway.fleet.finding import Finding, Severity
 from headway.fleet.inquiry import Answer, Server
 
 ABOUT: Final = "engines"
@@ -45,7 +46,7 @@ class Facts:
     health: status of /health, None without an answer; the rest is then empty.
     skew_s: its clock less ours, None where it doesn't tell the time.
     generates: whether a request for a token was answered; `why` has the reason if not.
-    steered: whether headway's scheduler counts its steps.
+    steered: whether headway's scheduler counts its steps. fallback: those it left to vLLM.
     """
 
     target: Target
@@ -57,6 +58,7 @@ class Facts:
     generates: bool = False
     why: str = ""
     steered: bool = False
+    fallback: Fallback = NO_FAULTS
 
 
 def targets(
@@ -107,6 +109,7 @@ def look(target: Target) -> Facts:
         generates=not why,
         why=why,
         steered=bool(metrics and _STEPS.search(metrics.body)),
+        fallback=Fallback.of(metrics.body if metrics else b""),
     )
 
 
@@ -176,6 +179,10 @@ def of_engine(facts: Facts) -> Iterator[Finding]:
         said = f"{name}: headway's scheduler isn't active, or its metrics are off"
         then = "start it with headway up, or as docs/your-own-vllm.md says"
         yield Finding("warning", ABOUT, said, then)
+    if facts.fallback.steps or facts.fallback.aside:
+        then = "report it with the traceback in its log; headway restart POOL steers it again"
+        severity: Severity = "error" if facts.fallback.aside else "warning"
+        yield Finding(severity, ABOUT, f"{name}: {facts.fallback}", then)
     if facts.skew_s is not None and abs(facts.skew_s) > _SKEW_S:
         way = "ahead of" if facts.skew_s > 0 else "behind"
         said = f"{name}: its clock is {abs(facts.skew_s):.0f} s {way} this machine's"

@@ -44,12 +44,13 @@ class Making:
 
 
 class Member:
-    """One engine. spec: what its next start will use."""
+    """One engine. spec: what its next start will use. said: what is to be told though it runs."""
 
     def __init__(self, spec: EngineSpec, place: Place) -> None:
         self.spec = spec
         self.place = place
         self.keeper: Keeper
+        self.said = ""
 
     @property
     def address(self) -> Address:
@@ -110,6 +111,7 @@ class Members:
                 member.address.url,
                 self._spec.hang_s,
                 functools.partial(link.routed, member.router_id),
+                functools.partial(setattr, member, "said"),
             ),
             log=home.log(member.spec.name),
             cause=making.cause,
@@ -193,6 +195,7 @@ class Members:
             "model": spec.model,
             "state": "draining" if held else life.state.value,
             "reason": f"drained; headway undrain {spec.name}" if held else life.reason,
+            "note": member.said,
             "since_s": round(now_s - life.since_s, 1),
             "restarts": life.restarts,
             "held": life.held,

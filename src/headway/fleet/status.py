@@ -225,6 +225,8 @@ def _elsewhere(seen: Seen) -> list[str]:
 def _notes(engine: Mapping[str, Any], seen: Seen) -> list[str]:
     """What is to be said about an engine."""
     notes = [engine["reason"]] if engine["reason"] and engine["state"] != "ready" else []
+    if engine["state"] == "ready" and engine.get("note"):
+        notes.append(engine["note"])
     routed = _routed(engine, seen)
     if engine["state"] == "ready" and routed and not routed["ready"]:
         notes.append(f"gets no requests: {routed['reason']}")

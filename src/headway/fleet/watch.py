@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from headway.fleet.exchange import Reply, exchange
+from headway.fleet.fallback import Fallback
 
 LOOK_S: Final = 5.0
 """Between two looks at an engine that is ready."""
@@ -107,10 +108,22 @@ class Progress:
 
 
 class EngineProbe:
-    """`Probe` of a vLLM server at `url`. routed: as `Look` has it, and its patience_s."""
+    """`Probe` of a vLLM server at `url`.
 
-    def __init__(self, url: str, hang_s: float, routed: Callable[[], tuple[int, float]]) -> None:
+    routed: as `Look` has it, and its patience_s.
+    note: told what is to be said of the engine though it runs, at each look; at first nothing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        hang_s: float,
+        routed: Callable[[], tuple[int, float]],
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._url = url
+        self._note = note
+        note("")
         self._hang_s = hang_s
         self._routed = routed
         self._progress = Progress(hang_s)
@@ -140,6 +153,7 @@ class EngineProbe:
         if reply is None or reply.status != 200:
             return Look(health, routed=routed, patience_s=patience_s)
         work, moves = parse_metrics(reply.body)
+        self._note(str(Fallback.of(reply.body)))
         return Look(health, work, moves, routed, patience_s)
 
     async def _computes(self) -> bool:
