@@ -1,8 +1,11 @@
 """A vLLM that differs from what headway stands on is refused, and the difference named."""
 
 import logging
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -80,6 +83,16 @@ def test_other_releases_are_told_with_what_that_means(version):
     assert f"isn't tested with vLLM {version} " in told
     assert " and ".join(SUPPORTED) in told
     assert "schedules by itself" in told
+
+
+def test_what_pip_installs_is_supported():
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = pyproject["project"]["optional-dependencies"]
+    (gpu,) = [Requirement(each) for each in extras["gpu"] if each.startswith("vllm")]
+    (cpu,) = [Requirement(each) for each in extras["cpu"] if each.startswith("vllm")]
+    minors = [release.split(".")[1] for release in SUPPORTED]
+    assert [str(n) for n in range(100) if f"0.{n}.0" in gpu.specifier] == minors
+    assert any(f"{release}.0" in cpu.specifier for release in SUPPORTED)
 
 
 def test_an_untested_vllm_starts_with_one_warning(folder, monkeypatch, caplog):

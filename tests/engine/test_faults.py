@@ -164,7 +164,7 @@ def check_served(driver, wanted, free):
 
 
 @pytest.mark.parametrize("call", [1, 3])
-@pytest.mark.parametrize("place", (*PLACES, (Conductor, "return_withheld")), ids=named)
+@pytest.mark.parametrize("place", [*PLACES, (Conductor, "return_withheld")], ids=named)
 def test_a_fault_costs_a_step_and_headway_goes_on(made, monkeypatch, log, place, call):
     fault = Faulty(monkeypatch, place, [call])
     driver = made()
