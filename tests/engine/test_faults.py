@@ -249,6 +249,17 @@ def test_faults_with_good_steps_between_them_dont_add_up(made, monkeypatch):
     assert not driver.scheduler._steering.aside
 
 
+def test_steps_without_anything_to_plan_say_nothing_of_planning(made, monkeypatch):
+    driver = made()
+    Faulty(monkeypatch, (Policy, "plan"), always=True).armed = True
+    driver.add(make_request(30, 200, name="decode"))
+    while not driver.scheduler._steering.aside:
+        driver.add(make_request(30, 1))
+        for _ in range(5):
+            driver.step()
+        assert driver.steps < 150
+
+
 def test_in_a_step_of_vllms_own_the_preempted_go_first_then_by_arrival(made, monkeypatch):
     driver = made("parallel", caching=False)
     driver.add(*(make_request(200, 100, name=f"first{i}", arrival_time=i) for i in range(6)))

@@ -137,8 +137,11 @@ class Conductor:
 
     # One step
 
-    def begin_step(self) -> None:
-        """Plan the step about to be scheduled and show vLLM what it admits."""
+    def begin_step(self) -> bool:
+        """Plan the step about to be scheduled and show vLLM what it admits.
+
+        False where there is nothing to plan: decodes alone, or vLLM's turn.
+        """
         vllm = self._vllm
         self._scheduled_s = time.monotonic()
         now_s = self.clock.start_s(self._scheduled_s)
@@ -158,7 +161,7 @@ class Conductor:
                 self._line_up_victims()
             self._admitting, self._continuing = {}, {}
             self.queue.begin(())
-            return
+            return False
         self._judge.new_step()
         step = self._step(prefills, decodes, decode_tokens, context_tokens, now_s)
         plan = self.policy.plan(step, now_s, self._probe)
@@ -168,6 +171,7 @@ class Conductor:
         self.report.planned(plan, prefills=len(prefills) + len(plan.admitted))
         if plan.held_long and now_s >= self._next_warm_s:
             self._keep_warm(now_s)
+        return True
 
     def _step(
         self,

@@ -12,6 +12,7 @@ What vLLM's own code raises isn't touched.
 """
 
 import contextlib
+import traceback
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -67,6 +68,8 @@ class Steering:
         self.aside = False
         self._fail = failing(scheduler)
         self._refused: dict[str, str] = {}
+        self._planned = False
+        """Whether there was anything to be planned in the last step."""
         self.conductor = Conductor(scheduler, settings, self._contain)
         with contextlib.suppress(Exception):
             _metrics()
@@ -93,7 +96,7 @@ class Steering:
             learned = self.conductor.model if self._in_a_row < 2 else None
             self.conductor = Conductor(self._vllm, self._settings, self._contain, learned)
         if not self._failed:
-            self.conductor.begin_step()
+            self._planned = self.conductor.begin_step()
         return not self._failed
 
     def _leave_to_vllm(self) -> None:
@@ -130,8 +133,8 @@ class Steering:
         """A step has been scheduled."""
         if self._steers:
             self._contain(self.conductor.scheduled, output)
-            if self._in_a_row and self._first is None and output.total_num_scheduled_tokens:
-                self._first = output
+            if self._in_a_row and self._planned and self._first is None:
+                self._first = output if output.total_num_scheduled_tokens else None
 
     def finished(self, output: Any) -> None:
         """A step's results are here and about to be handed out."""
@@ -175,26 +178,34 @@ class Steering:
         try:
             return part(*args)
         except Exception as error:  # noqa: BLE001  whatever it is, vLLM must go on
-            self._fault(part, error)
+            self._fault(error)
             return default
 
-    def _fault(self, part: Callable[..., Any], error: Exception) -> None:
+    def _fault(self, error: Exception) -> None:
         self._in_a_row += not self._failed
         self._failed = True
-        place = getattr(part, "__qualname__", type(part).__qualname__)
-        kind = (place, type(error).__qualname__)
-        if kind not in self._told:
-            self._told.add(kind)
+        place, kind = _place(error), type(error).__qualname__
+        if (place, kind) not in self._told:
+            self._told.add((place, kind))
             logger.error(
-                "headway failed in %s; vLLM schedules a step by itself, then headway goes on. "
-                "Told once for each kind, counted in headway:fallback_steps_total.",
+                "headway failed in %s (%s); vLLM schedules a step by itself, then headway goes on. "
+                "Told once for each place, counted in headway:fallback_steps_total.",
                 place,
+                kind,
                 exc_info=error,
             )
 
     def _count(self) -> None:
         with contextlib.suppress(Exception):
             _metrics().steps.inc()
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised: function and line."""
+    place, line = "?", 0
+    for frame, line_number in traceback.walk_tb(error.__traceback__):
+        place, line = frame.f_code.co_qualname, line_number
+    return f"{place}:{line}"
 
 
 def _preempted_then_arrival(request: Request) -> tuple[bool, float]:
