@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from .conftest import teach
 from .harness import BLOCK, Driver, make_request, make_scheduler, mid_prefill, tokens_left
 
 LONG = 400
@@ -169,3 +170,19 @@ def test_a_held_long_prompt_whose_prefix_becomes_cached_goes_through(drive):
     while "reader" not in driver.finished_step:
         driver.step()
     assert "other" not in driver.first_token_step
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("interval", [2, 5])
+def test_caps_hold_where_vllm_keeps_steps_free_of_prefill(drive, policy, interval):
+    """From 0.33 on it does so in any engine (--prefill-schedule-interval)."""
+    driver = drive(
+        policy,
+        long_prefill_token_threshold=LONG,
+        budget=256,
+        seats=12,
+        scheduler_options={"prefill_schedule_interval": interval},
+    )
+    if policy == "slo":
+        teach(driver.scheduler)
+    mixed_load(driver, random.Random(interval), 40, 4, 1)
