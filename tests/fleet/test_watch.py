@@ -173,7 +173,7 @@ def test_what_is_to_be_said_of_an_engine_that_runs_is_noted_at_each_look():
     notes = []
 
     async def test(vllm, _):
-        probe = EngineProbe(vllm.url, 1.0, lambda: 0, notes.append)
+        probe = EngineProbe(vllm.url, 1.0, lambda: (0, 0.0), notes.append)
         assert notes == [""]
         vllm.metrics = FAULTS
         assert await probe.trouble(0.0) is None
