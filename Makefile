@@ -24,7 +24,7 @@ help: ## show this
 serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, start a fleet
 	@exec $(VENV)/headway up $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
-test: .venv/.ready-cpu .venv/.ready-dev .venv/.ready-ray ## run all tests, those with real engines too
+test: .venv/.ready-cpu .venv/.ready-dev .venv/.ready-ray .venv/.ready-nginx ## run all tests, those with real engines too
 	$(VENV)/python -m pytest $(ARGS)
 
 test-vllm: .venv/.ready-cpu .venv/.ready-dev ## test the scheduler on the supported vLLM that isn't installed
@@ -49,6 +49,10 @@ clean: ## remove .venv and caches (not the models in the user's cache directory)
 
 # One after the other, also under `make -j`: both write .venv.
 .NOTPARALLEL:
+
+.venv/.ready-nginx: scripts/nginx.py
+	@$(PYTHON) scripts/nginx.py
+	@touch $@
 
 .venv/.ready-%: requirements/%.lock pyproject.toml scripts/install.py
 	@$(if $(PYTHON),,$(error headway: no python3 found; install Python 3.11 or newer))$(PYTHON) scripts/install.py $*

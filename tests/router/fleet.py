@@ -68,7 +68,9 @@ def wire_bytes(fields, path="/v1/chat/completions", *more):
 class Fleet:
     """The router and its engines. `engines` of role "both", `prefill`, `decode`: how many."""
 
-    def __init__(self, engines=0, prefill=0, decode=0, router=None, lease_s=30.0, pools=None):
+    def __init__(
+        self, engines=0, prefill=0, decode=0, router=None, lease_s=30.0, pools=None, tls=None
+    ):
         self.oracle = Oracle(lease_s)
         self.lease_s = lease_s
         self.both = [Stub(self.oracle) for _ in range(engines)]
@@ -77,6 +79,7 @@ class Fleet:
         self.stubs = [*self.both, *self.prefill, *self.decode]
         self.settings = {**USUAL, **(router or {})}
         self.pools = pools
+        self.tls = tls
         self.logged = []
         self.said = []
         self.known = set()
@@ -105,7 +108,7 @@ class Fleet:
             await stub.start()
         self.service = Service(self.config(), say=self.said.append, log=self.logged.append)
         self.app = App(self.service)
-        self.server = await serve(self.answer, "127.0.0.1", 0)
+        self.server = await serve(self.answer, "127.0.0.1", 0, ssl=self.tls)
         self.service.start()
         self.known |= set(self.service.engines.values())
         await self.until(self.all_healthy)

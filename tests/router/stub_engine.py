@@ -181,6 +181,7 @@ class Stub:
     script: a fault for each generating request to come; when it is empty, `fault` is for all.
     gap_s: between tokens. prefill_s, release_s: what these take.
     prompt_tokens: what its usage says. sick: /health fails. mute: nothing that is got is answered.
+    gate: a semaphore that each event of a stream waits for.
     """
 
     def __init__(self, oracle=None):
@@ -188,6 +189,7 @@ class Stub:
         self.script = deque()
         self.fault = ""
         self.gap_s = 0.0
+        self.gate = None
         self.prefill_s = 0.0
         self.release_s = 0.0
         self.prompt_tokens = 7
@@ -405,6 +407,8 @@ class Stub:
         for index, event in enumerate(events):
             if index and self.gap_s:
                 await link.hold(self.gap_s)
+            if self.gate:
+                await self.gate.acquire()
             self._pulled(name)
             self.progress += 1
             if seen.fault == "die after first byte":

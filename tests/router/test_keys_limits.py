@@ -1,20 +1,15 @@
 """Keys, the ceiling, TLS: who gets in, and how many."""
 
 import asyncio
-import datetime as dt
-import ipaddress
 import ssl
 
 import httpx
 import openai
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from headway import config as settings
 
+from .certificates import certificate
 from .route_process import route, served
 from .rules_engine import CHOICES, body_for, engines, flags, on_loop, routing, until
 from .wire import Wire
@@ -144,35 +139,6 @@ async def test_smuggled_requests_are_refused():
             assert got.status in {400, 501}
             assert b'"error"' in got.body
         assert not engine.seen
-
-
-def certificate(folder):
-    """A self-signed certificate for 127.0.0.1: paths of it and of its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "router")])
-    now = dt.datetime.now(dt.UTC)
-    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(names, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    cert, private = folder / "cert.pem", folder / "key.pem"
-    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return cert, private
 
 
 @on_loop

@@ -221,10 +221,38 @@ def test_engine_gets_its_own_key_and_id():
 
 def test_answer_headers_of_the_connection_stay_here():
     engine = [
-        *[(b"content-type", b"text/event-stream"), (b"retry-after", b"3"), (b"server", b"uvicorn")],
-        *[(b"content-length", b"5"), (b"transfer-encoding", b"chunked"), (b"connection", b"x-a")],
+        *[(b"content-type", b"text/plain"), (b"retry-after", b"3"), (b"server", b"uvicorn")],
+        *[(b"content-length", b"5"), (b"te", b"chunked"), (b"connection", b"x-a")],
         *[(b"x-a", b"1"), (b"x-headway-route", b"fake"), (b"content-encoding", b"gzip")],
     ]
     passed = dict(fields(answer_lines(engine)))
     assert passed.keys() == {b"content-type", b"retry-after", b"content-encoding"}
     assert b"content-encoding" not in dict(fields(answer_lines(engine, rewritten=True)))
+
+
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+CHUNKS = (b"transfer-encoding", b"chunked")
+NOT_BUFFERED = {b"x-accel-buffering": b"no"}
+NOT_KEPT = {b"cache-control": b"no-cache"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ([EVENTS], NOT_BUFFERED | NOT_KEPT),
+        ([EVENTS, CHUNKS], NOT_BUFFERED | NOT_KEPT),
+        ([(b"content-type", b"Text/Event-Stream")], NOT_BUFFERED | NOT_KEPT),
+        ([EVENTS, (b"cache-control", b"no-store")], NOT_BUFFERED | {b"cache-control": b"no-store"}),
+        ([EVENTS, (b"x-accel-buffering", b"yes")], {b"x-accel-buffering": b"yes"} | NOT_KEPT),
+        ([(b"content-type", b"audio/mpeg"), CHUNKS], NOT_BUFFERED),
+        ([(b"content-type", b"application/json")], {}),
+        ([], {}),
+    ],
+)
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_proxies_hear_what_not_to_hold_back_or_keep(engine, told, rewritten):
+    """And what the engine itself says about it stays."""
+    said = fields(answer_lines(engine, rewritten=rewritten))
+    about = [field for field in said if field[0] in {b"x-accel-buffering", b"cache-control"}]
+    assert len(about) == len(told)
+    assert dict(about) == told

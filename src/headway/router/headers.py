@@ -36,6 +36,10 @@ ANSWER_HEADERS_DROPPED: Final = frozenset(
 )
 """Answer headers that never reach a client, nor does any `x-headway-*` or hop-by-hop one."""
 
+_UNBUFFERED: Final = (b"x-accel-buffering", b"no")
+"""nginx asks in HTTP/1.0 by default, and holds back what has neither a length nor chunks."""
+_UNCACHED: Final = (b"cache-control", b"no-cache")
+_EVENTS_TYPE: Final = b"text/event-stream"
 _OURS: Final = b"x-headway-"
 _CLIENT_DROPPED: Final = CLIENT_HEADERS_DROPPED | HOP_BY_HOP
 _ANSWER_DROPPED: Final = ANSWER_HEADERS_DROPPED | HOP_BY_HOP
@@ -60,6 +64,8 @@ def answer_lines(headers: Headers, *, rewritten: bool = False) -> bytes:
 
     rewritten: the body isn't the engine's bytes, so nothing that describes those bytes passes.
     Otherwise a `content-encoding`, which the engine shouldn't use, passes: it stays true.
+    A stream of events also says that no proxy should hold it back or keep it, an answer in chunks
+    that none should hold it back, unless the engine has said something about it.
     """
     return _answer_lines(tuple(headers), rewritten)
 
@@ -77,7 +83,19 @@ def _upstream_lines(headers: tuple[Field, ...], api_key: str | None) -> bytes:
 
 @lru_cache(maxsize=256)
 def _answer_lines(headers: tuple[Field, ...], rewritten: bool) -> bytes:  # noqa: FBT001
-    return lines(_passed(headers, _REWRITTEN_DROPPED if rewritten else _ANSWER_DROPPED))
+    passed = _passed(headers, _REWRITTEN_DROPPED if rewritten else _ANSWER_DROPPED)
+    fields = dict(headers)
+    events = streams_events(headers)
+    if (events or b"transfer-encoding" in fields) and _UNBUFFERED[0] not in fields:
+        passed.append(_UNBUFFERED)
+    if events and _UNCACHED[0] not in fields:
+        passed.append(_UNCACHED)
+    return lines(passed)
+
+
+def streams_events(headers: Headers) -> bool:
+    """Whether an answer with these fields is a stream of server-sent events."""
+    return dict(headers).get(b"content-type", b"").lower().startswith(_EVENTS_TYPE)
 
 
 def _passed(headers: tuple[Field, ...], dropped: frozenset[bytes]) -> list[Field]:
