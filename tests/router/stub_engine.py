@@ -24,7 +24,25 @@ HEADED = ("hang after head", "die after head")
 BROKEN = ("die after first byte", "die mid-event", "hang mid-stream")
 PARAMS = ("no params", "null params", "mistyped params", "params without blocks", "wrong flag")
 FIRST_EVENT = "500 in the first event"
-FAULTS = ("refuse", *REFUSALS, FIRST_EVENT, *SILENT, *HEADED, *BROKEN, "half json")
+COMMENTED = "500 behind a comment"
+EMPTY = ("empty", "empty at close", "comments alone")
+CUT = ("cut in chunks", "cut at close", "all but the end")
+"""What is complete in form: its last chunk comes, or its connection ends in order."""
+SAYS_SO = "error mid-stream"
+STREAMED_ERROR = {
+    "/v1/chat/completions": b'data: {"error":{"message":"the stub failed"}}\n\ndata: [DONE]\n\n',
+    "/v1/completions": b'data: {"error":{"message":"the stub failed"}}\n\ndata: [DONE]\n\n',
+    "/v1/responses": b'event: response.failed\ndata: {"type":"response.failed",'
+    b'"response":{"status":"the stub failed"}}\n\n',
+    "/v1/messages": b'event: error\ndata: {"type":"error","error":{"message":"the stub failed"}}'
+    b"\n\ndata: [DONE]\n\n",
+}
+"""How vLLM's streams end that fail by themselves."""
+FIRST_EVENTS = (FIRST_EVENT, COMMENTED)
+FAULTS = (
+    *("refuse", *REFUSALS, *FIRST_EVENTS, *SILENT, *HEADED, *BROKEN, *EMPTY, *CUT),
+    "half json",
+)
 
 
 class Oracle:
@@ -115,6 +133,10 @@ class _Die(Exception):  # noqa: N818 - as above
     pass
 
 
+class _Closed(Exception):  # noqa: N818 - as above
+    pass
+
+
 class _Link:
     """One connection from the router."""
 
@@ -122,6 +144,7 @@ class _Link:
         self._reader = reader
         self._writer = writer
         self._next = None
+        self._at_close = False
 
     async def request(self):
         first = await self._listening()
@@ -149,13 +172,23 @@ class _Link:
     def write(self, data):
         self._writer.write(data)
 
-    def head(self, status, kind, *fields, length=None):
+    def head(self, status, kind, *fields, length=None, at_close=False):
+        """at_close: the body ends with the connection."""
         framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+        self._at_close = at_close
+        if at_close:
+            framing = "connection: close"
         lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", framing, *fields]
         self.write("\r\n".join([*lines, "", ""]).encode())
 
     def chunk(self, data):
-        self.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.write(data if self._at_close else b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end(self):
+        """The body is complete in form."""
+        if self._at_close:
+            raise _Closed
+        self.write(b"0\r\n\r\n")
 
     def answer(self, status, body, *fields, kind="application/json"):
         self.head(status, kind, *fields, length=len(body))
@@ -235,7 +268,13 @@ class Stub:
                 await self._one(link, *await link.request())
         except _Die:
             link.reset()
-        except (_Left, ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (
+            _Left,
+            _Closed,
+            ConnectionError,
+            asyncio.IncompleteReadError,
+            asyncio.CancelledError,
+        ):
             pass
         finally:
             self._links.discard(link)
@@ -291,7 +330,7 @@ class Stub:
         try:
             await self._answer(link, seen, name)
             seen.end = "fault" if fault else "done"
-        except _Die:
+        except (_Die, _Closed):
             seen.end = "fault"
             raise
         except BaseException:
@@ -305,10 +344,10 @@ class Stub:
 
     async def _answer(self, link, seen, name):
         fault = seen.fault
-        if fault in REFUSALS or fault == FIRST_EVENT:
+        if fault in REFUSALS or fault in FIRST_EVENTS:
             if name is not None:
                 self.oracle.end(name, "held")  # the router has it released
-            self._refuse(link, seen)
+            await self._refuse(link, seen)
             return
         if fault == "too long":
             text = "This model's maximum context length is 10 tokens. Use less."
@@ -324,19 +363,23 @@ class Stub:
             await link.hold(self.prefill_s)
         if seen.leg == "prefill":
             await self._prefilled(link, seen)
-        elif seen.fields.get("stream"):
+        elif seen.fields.get("stream") and fault != "not streamed":
             await self._stream(link, seen, name)
         else:
             await self._whole(link, seen, name)
 
-    def _refuse(self, link, seen):
+    async def _refuse(self, link, seen):
         status = REFUSALS.get(seen.fault, 500)
         error = {"error": {"message": f"the stub says {status}", "code": status}}
         body = json.dumps(error).encode()
-        if seen.fault == FIRST_EVENT and seen.fields.get("stream") and seen.leg != "prefill":
+        if seen.fault in FIRST_EVENTS and seen.fields.get("stream") and seen.leg != "prefill":
             link.head(200, "text/event-stream")
+            if seen.fault == COMMENTED:
+                link.chunk(b": one moment\n\n")
+                await link.hold(0.01)
+                link.chunk(b"\n")
             link.chunk(b"data: " + body + b"\n\ndata: [DONE]\n\n")
-            link.write(b"0\r\n\r\n")
+            link.end()
             return
         fields = ["retry-after: 7"] if status in {429, 503} else []
         link.answer(status, body, *fields)
@@ -376,8 +419,19 @@ class Stub:
 
     async def _send(self, link, body, fault, name=None):
         """An answer that isn't streamed, or a part of it."""
-        if fault == "half json":
-            body = body[: len(body) // 2]
+        if fault in EMPTY or fault in CUT or fault == "half json":
+            self._pulled(name)
+            half = b"" if fault in EMPTY else body[: len(body) // 2]
+            if fault == "all but the end":
+                half = body[:-1]
+            if fault == "half json":
+                link.answer(200, half)
+                return
+            link.head(200, "application/json", at_close=fault.endswith("at close"))
+            if half:
+                link.chunk(half)
+            link.end()
+            return
         if fault in {*HEADED, *BROKEN}:
             link.head(200, "application/json", length=len(body))
             if fault in BROKEN:
@@ -386,8 +440,10 @@ class Stub:
             await self._stop(link, fault, name)
         self._pulled(name)
         link.answer(200, body)
+        if fault == "die after the end":
+            await self._stop(link, fault)
 
-    async def _stop(self, link, fault, name):
+    async def _stop(self, link, fault, name=None):
         if fault.startswith("hang"):
             await link.hold()
         if name is not None and fault in HEADED:
@@ -400,10 +456,17 @@ class Stub:
             self.oracle.end(name, "pulled")
 
     async def _stream(self, link, seen, name):
-        link.head(200, "text/event-stream")
-        if seen.fault in HEADED:
-            await self._stop(link, seen.fault, name)
+        fault = seen.fault
+        link.head(200, "text/event-stream", at_close=fault.endswith("at close"))
+        if fault in HEADED:
+            await self._stop(link, fault, name)
         events = list(events_of(seen.path, self.prompt_tokens, secret=name is not None))
+        if fault in EMPTY:
+            events = [b": one moment\n\n"] if fault == "comments alone" else []
+        elif fault in CUT:
+            events = events[: -1 if fault == "all but the end" else 2]
+        elif fault == SAYS_SO:
+            events = [*events[:2], STREAMED_ERROR[seen.path]]
         for index, event in enumerate(events):
             if index and self.gap_s:
                 await link.hold(self.gap_s)
@@ -411,18 +474,24 @@ class Stub:
                 await self.gate.acquire()
             self._pulled(name)
             self.progress += 1
-            if seen.fault == "die after first byte":
-                link.chunk(event[:1])
-                await self._stop(link, seen.fault, name)
-            if index == 2 and seen.fault == "die mid-event":
-                link.chunk(event[: len(event) // 2])
-                await self._stop(link, seen.fault, name)
-            if index == 2 and seen.fault == "hang mid-stream":
-                await self._stop(link, seen.fault, name)
-            if index == 2 and seen.fault == "half json":
-                event = event[: len(event) // 2] + b"\n\n"  # noqa: PLW2901 - half of it
-            link.chunk(event)
-        link.write(b"0\r\n\r\n")
+            await self._event(link, fault, index, event)
+        self._pulled(name)
+        if fault == "die after the end":
+            await self._stop(link, fault)
+        link.end()
+
+    async def _event(self, link, fault, index, event):
+        if fault == "die after first byte":
+            link.chunk(event[:20])  # enough to tell that it is an answer
+            await self._stop(link, fault)
+        if index == 2 and fault == "die mid-event":
+            link.chunk(event[: len(event) // 2])
+            await self._stop(link, fault)
+        if index == 2 and fault == "hang mid-stream":
+            await self._stop(link, fault)
+        if index == 2 and fault == "half json":
+            event = event[: len(event) // 2] + b"\n\n"
+        link.chunk(event)
 
 
 def events_of(path, prompt_tokens=7, *, secret=False):

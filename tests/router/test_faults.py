@@ -9,18 +9,24 @@ import pytest
 from .fleet import PATHS, QUICK, Fleet, body_of, run
 from .stub_engine import (
     BROKEN,
+    CUT,
+    EMPTY,
     FAULTS,
-    FIRST_EVENT,
+    FIRST_EVENTS,
     HEADED,
     PARAMS,
     REFUSALS,
+    SAYS_SO,
     SILENT,
+    STREAMED_ERROR,
     TOKENS,
     events_of,
 )
 
 BOUND_S = 8.0
 """More than all limits of time together; a fault may not take longer."""
+BREAK_OFF = (*BROKEN, *CUT)
+"""Of a stream, after its first event."""
 TEXT = "".join(f"t{i}" for i in range(TOKENS))
 STREAM = b"".join(events_of("/v1/chat/completions"))
 
@@ -42,19 +48,19 @@ def assert_good(answer, *, stream):
 
 def assert_truth(answer, fault, *, stream):
     """The client's answer where only the engine with this fault could have served it."""
-    if fault in REFUSALS or fault == FIRST_EVENT:
+    if fault in REFUSALS or fault in FIRST_EVENTS:
         status = REFUSALS.get(fault, 500)
         assert answer.status == status
         assert error_of(answer)["message"] == f"the stub says {status}"
         assert (answer.field(b"retry-after") == b"7") == (fault in {"429", "503"})
-    elif fault in BROKEN and stream:
+    elif fault in BREAK_OFF and stream:
         assert answer.status == 200
         assert answer.complete, "an answer that broke off ends in order, with the error in it"
         assert b"[DONE]" not in answer.body
         assert b'finish_reason": "stop' not in answer.body
         last = answer.body.rstrip().split(b"\n\n")[-1]
         assert "error" in json.loads(last.removeprefix(b"data: "))
-    elif fault == "half json":
+    elif fault == "half json" and stream:
         assert answer.status == 200
     else:
         assert answer.status == (504 if fault.startswith("hang") else 502)
@@ -89,13 +95,13 @@ def test_a_lone_engine_fails_and_the_client_hears_the_truth(fault, stream):
             assert_truth(answer, fault, stream=stream)
             assert fleet.count("requests", status=str(answer.status)) == 1
             assert fleet.count("slo") == 1
-            assert fleet.count("truncated") == (stream and fault in BROKEN)
+            assert fleet.count("truncated") == (stream and fault in BREAK_OFF)
 
     run(main)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("fault", [f for f in FAULTS if f != "half json"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_another_engine_serves_what_one_failed_before_the_first_byte(fault, stream):
     async def main():
         async with fleet_for(fault, engines=2) as fleet:
@@ -104,7 +110,7 @@ def test_another_engine_serves_what_one_failed_before_the_first_byte(fault, stre
             fleet.engine(second).breaker.weight = lambda now_s: 0.01  # the first is asked first
             answer = await timed_ask(fleet, stream=stream)
             judged = fault in {"400", "429"}
-            begun = stream and fault in BROKEN
+            begun = stream and (fault in BREAK_OFF or fault == "half json")
             late = not stream and fault.startswith("hang before")
             if judged or begun or late:
                 assert_truth(answer, fault, stream=stream)
@@ -149,7 +155,7 @@ def test_a_prefill_engine_fails_and_decode_engines_serve_the_request_whole(fault
             }.get(fault, "prefill failed")
             assert f'reason="{why}"' in route
             assert fleet.count("routes", reason=why) == 1
-            unsure = fault in {*HEADED, *BROKEN, *PARAMS[2:], "half json"}
+            unsure = fault in {*HEADED, *BROKEN, *EMPTY, *CUT, *PARAMS[2:], "half json"}
             assert counts["stranded"] == unsure
 
     run(main)
@@ -166,7 +172,7 @@ def test_a_decode_engine_fails_and_the_handoff_is_accounted_for(fault, stream):
             assert_truth(answer, fault, stream=stream)
             await fleet.settled()
             counts = fleet.handoffs()
-            if fault in REFUSALS or fault == FIRST_EVENT:
+            if fault in REFUSALS or fault in FIRST_EVENTS:
                 assert counts["released"] >= 1
                 assert counts["stranded"] == 0
                 assert decode.releases == 1
@@ -179,7 +185,7 @@ def test_a_decode_engine_fails_and_the_handoff_is_accounted_for(fault, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("fault", ["refuse", "503", "500", FIRST_EVENT, *SILENT, *HEADED])
+@pytest.mark.parametrize("fault", ["refuse", "503", "500", *FIRST_EVENTS, *SILENT, *HEADED, *EMPTY])
 def test_another_decode_engine_takes_over_with_a_handoff_that_nobody_had(fault, stream):
     async def main():
         async with fleet_for(fault, prefill=1, decode=2) as fleet:
@@ -239,6 +245,47 @@ def test_a_stream_that_breaks_off_ends_in_the_error_form_of_its_api(path):
             assert last.startswith(b"event: error" if named else b"data: ")
             for end in (b"[DONE]", b"message_stop", b"response.completed"):
                 assert end not in answer.body
+
+    run(main)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("path", PATHS)
+def test_an_engine_that_says_itself_that_it_failed_is_not_told_again(path, split):
+    """And its answer counts as broken off, though it ends in order."""
+
+    async def main():
+        async with Fleet(**({"prefill": 1, "decode": 1} if split else {"engines": 1})) as fleet:
+            fleet.stubs[-1].fault = SAYS_SO
+            answer = await fleet.ask(body_of(path, stream=True), path)
+            assert answer.complete
+            assert answer.body.count(b"the stub failed") == 1
+            assert answer.body.count(b"error") == STREAMED_ERROR[path].count(b"error")
+            assert fleet.count("truncated") == 1
+            assert fleet.count("slo", met="false") == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_what_happens_after_the_end_of_a_stream_is_no_part_of_it(stream):
+    async def main():
+        async with Fleet(engines=1) as fleet:
+            fleet.both[0].fault = "die after the end"
+            answer = await fleet.ask(body_of(stream=stream))
+            assert_good(answer, stream=stream)
+            assert fleet.count("truncated") == 0
+
+    run(main)
+
+
+def test_a_stream_that_was_asked_for_may_be_answered_whole():
+    async def main():
+        async with Fleet(engines=1) as fleet:
+            fleet.both[0].fault = "not streamed"
+            answer = await fleet.ask(body_of(stream=True))
+            assert_good(answer, stream=False)
+            assert answer.field(b"content-type") == b"application/json"
 
     run(main)
 

@@ -13,7 +13,7 @@ from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.length import PRIOR_BYTES_PER_TOKEN
 
 from .fleet import PATHS, QUICK, Fleet, any_work, body_of, run, wire_bytes
-from .stub_engine import FAULTS, PARAMS
+from .stub_engine import BROKEN, CUT, FAULTS, PARAMS
 from .wire import Wire
 
 BRIEF = {
@@ -369,8 +369,7 @@ def test_a_probes_place_is_given_back_however_it_ends(fault, stream):
                 await fleet.ask(body_of(stream=stream))
             await fleet.until(lambda: not fleet.unsettled())
             state = engine.breaker.state(fleet.service.now())
-            began = stream and fault.startswith(("die after first", "die mid", "hang mid"))
-            if fault in {"", "half json"} or began:
+            if not fault or (stream and fault in {*BROKEN, *CUT, "half json"}):
                 assert state == "closed"
             elif fault in {"400", "429", "503", "too long", "leave"}:
                 assert state == "half_open"

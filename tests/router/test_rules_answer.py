@@ -92,14 +92,18 @@ async def test_an_answer_that_breaks_off_unstreamed_is_an_error():
 
 @on_loop
 async def test_events_are_passed_on_as_they_come():
-    """Rule 15: the next piece is sent only when the client has the one before it."""
+    """Rule 15: the next piece is sent only when the client has the one before it.
+
+    The first is long enough to tell that it is no error.
+    """
     text = 'data: {"a": "ä🦊"}\n\n'.encode()
+    parts = [text[:9], *(bytes([value]) for value in text[9:]), b"data: [DONE]\n\n"]
     turn = asyncio.Semaphore(0)
 
     async def drips(request, seen):
         request.start(200, [EVENTS])
-        for value in text:
-            request.write(bytes([value]))
+        for part in parts:
+            request.write(part)
             await turn.acquire()
         request.finish()
 
@@ -108,8 +112,9 @@ async def test_events_are_passed_on_as_they_come():
         wire = await Wire.open(router.port)
         wire.send(raw(CHAT, body_for(CHAT, stream=True)))
         await wire.until(b"\r\n\r\n")
-        for value in text:
-            assert await soon(wire.reader.readexactly(6)) == b"1\r\n%c\r\n" % value
+        for part in parts:
+            framed = b"%x\r\n%b\r\n" % (len(part), part)
+            assert await soon(wire.reader.readexactly(len(framed))) == framed
             turn.release()
         assert await wire.until(b"0\r\n\r\n") == b"0\r\n\r\n"
         wire.close()

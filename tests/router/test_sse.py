@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.router.openai import AnswerError, Usage
-from headway.router.sse import StreamCleaner, StreamTap, error_at_start
+from headway.router.sse import Opening, StreamCleaner, StreamTap
+
+from .wire import pieces
 
 USAGE = '"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}'
 CHAT = (
@@ -40,18 +42,56 @@ ANTHROPIC_ERROR = b'{"type":"error","error":{"type":"internal_error","message":"
         (b"data: " + OPENAI_ERROR + b"\n\ndata: [DONE]\n\n", (503, OPENAI_ERROR)),
         (b"event: error\ndata: " + ANTHROPIC_ERROR + b"\n\n", (500, ANTHROPIC_ERROR)),
         (b'data: {"error": {"code": 200}}\n\n', (500, b'{"error": {"code": 200}}')),
-        (b"data: " + OPENAI_ERROR + b"\n", None),
         (b'data: {"error": 5}\n\n', None),
         (b'data: {"error": {}\n\n', None),
         (b'data: {"error"\n\n', None),
         (b"event: error\n\n", None),
         (CHAT, None),
         (MESSAGES, None),
-        (b"", None),
+        (b"data: 1\n\n", None),
+        (b"event: ping\ndata: 1\n\n", None),
+        (b"data: {}\n\n", None),
     ],
 )
-def test_an_error_that_a_stream_begins_with(data, found):
-    assert error_at_start(data) == found
+@pytest.mark.parametrize(
+    "silence",
+    [b"", b": ping\n\n", b":\n\n" * 3, b"\n", b"\r\n: a: b\r\n\r\n"],
+    ids=["", "comment", "comments", "blank", "crlf"],
+)
+@given(cuts=st.lists(st.integers(0, 150)))
+def test_an_error_that_a_stream_begins_with(silence, data, found, cuts):
+    """Wherever it is cut, and whatever says nothing before it; until then nothing passes."""
+    opening = Opening()
+    parts = pieces(silence + data, cuts)
+    passed = b""
+    for part in parts:
+        if passed:
+            passed += part
+        else:
+            passed = opening.feed(part)
+            if opening.error is not None:
+                break
+    assert opening.error == found
+    assert not passed or passed == silence + data or found
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"data: " + OPENAI_ERROR + b"\n", b": ping", b": ping\n", b"\r"]
+)
+def test_a_stream_that_has_said_nothing_yet_is_held(data):
+    opening = Opening()
+    assert opening.feed(data) == b""
+    assert opening.error is None
+
+
+def test_what_is_held_of_a_streams_beginning_is_bounded():
+    opening = Opening()
+    passed = b""
+    for _ in range(100):
+        passed = opening.feed(b":" + b"x" * 1000 + b"\n")
+        if passed:
+            break
+    assert 60_000 < len(passed) < 70_000
 
 
 def response_event(name, params=b'"kv_transfer_params":null'):
@@ -101,6 +141,27 @@ def test_a_cut_at_every_position_changes_nothing(kind):
         if place % 50 == 0:
             assert summary(tap) == expected
     assert summary(watched([data[i : i + 1] for i in range(len(data))], kind)) == expected
+
+
+TYPE_FIRST = b"event: response.%b\ndata: %b\n\n" % (
+    b"failed",
+    json.dumps({"type": "response.failed", "response": {"output": ["\\n" * 9000]}}).encode(),
+)
+ENDS = {
+    **{kind: (kind, data) for kind, (data, _) in WHOLE.items()},
+    "type before a long answer": ("responses", b"data: {}\n\n" + TYPE_FIRST),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@given(data=st.data())
+def test_no_beginning_of_a_stream_is_complete(name, data):
+    """But for the blank line behind `[DONE]`, which tells nothing more."""
+    kind, whole = ENDS[name]
+    place = data.draw(st.integers(0, len(whole) - 1) | st.integers(len(whole) - 20, len(whole) - 1))
+    parts = pieces(whole[:place], data.draw(st.lists(st.integers(0, len(whole)), max_size=30)))
+    assert watched(parts, kind).done is whole[:place].rstrip(b"\n").endswith(b"data: [DONE]")
+    assert watched([*parts, whole[place:]], kind).done
 
 
 def test_windows_line_ends_are_events_too():

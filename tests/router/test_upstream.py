@@ -744,6 +744,27 @@ def test_what_is_raised_on_the_first_piece_ends_the_call(run, end):
 
 
 @each_loop
+def test_what_may_be_written_first_is_said_by_who_sees_it(run):
+    """While that is nothing it is asked again; the tap sees what the client gets."""
+
+    async def main():
+        held = b""
+
+        def begin(data):
+            nonlocal held
+            held += data
+            return held if len(held) > 4 else b""
+
+        async with engine(replies(stream(b"ab", b"cd", b"ef", b"gh"))) as (_, pool):
+            sink, tap = Sink(), StreamTap()
+            await (await get(pool)).pump(sink, tap, begin)
+            assert b"".join(sink.pieces) == b"abcdefgh"
+            assert len(sink.pieces[0]) > 4
+
+    run(main)
+
+
+@each_loop
 def test_the_tap_sees_what_the_client_gets(run):
     async def main():
         async with engine(replies(stream(b"abc", b"def"))) as (_, pool):

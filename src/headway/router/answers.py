@@ -58,6 +58,21 @@ def usage_of(usage: object) -> Usage | None:
     return None
 
 
+def is_whole(answer: bytes, *, framed: bool) -> bool:
+    """Whether an answer that isn't streamed, a JSON object, is all there.
+
+    framed: a length or chunks said where it ends, so its last byte tells. Where nothing but the
+    connection's end did, it is read: it may have been cut behind any brace.
+    """
+    if framed:
+        return answer.rstrip(b" \t\r\n").endswith(b"}")
+    try:
+        json.loads(answer)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def handoff_params(answer: bytes) -> tuple[Mapping[str, Any] | None, int | None]:
     """A prefill leg's handoff parameters and its count of prompt tokens; None what it lacks.
 

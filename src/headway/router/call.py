@@ -94,13 +94,18 @@ class Call:
         self._size = 0
         self._sink: Sink | None = None
         self._tap: Tap | None = None
-        self._begin: Callable[[bytes], None] | None = None
+        self._begin: Callable[[bytes], bytes] | None = None
         self._write_chunk: Callable[[bytes], object] | None = None
         self._passing: Passing | None = None
         self._paused = False
         self._upload: asyncio.Task[None] | None = None
         self._first_by_s = inf
         self._total_by_s = self._came_s + timeouts.total_s
+
+    @property
+    def framed(self) -> bool:
+        """Whether the answer says where its body ends, so that the connection's end doesn't."""
+        return self.length is not None or b"transfer-encoding" in dict(self.headers)
 
     async def read(self, limit: int) -> bytes:
         """The whole body.
@@ -118,13 +123,14 @@ class Call:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def pump(
-        self, client: Sink, tap: Tap | None = None, begin: Callable[[bytes], None] | None = None
+        self, client: Sink, tap: Tap | None = None, begin: Callable[[bytes], bytes] | None = None
     ) -> None:
         """Moves the body to the client as it comes, one write for each read; returns at its end.
 
         Neither starts nor finishes the client's answer. tap: sees each piece, and when it came,
-        before it is written. begin: sees the first piece before that; what it raises ends the
-        call. While the client isn't writable the engine is held back.
+        before it is written. begin: sees the first pieces before that, and says what may be
+        written now: while that is nothing, it is asked again; what it raises ends the call.
+        While the client isn't writable the engine is held back.
 
         Raises UpstreamDied, FirstByteTimeout, IdleTimeout, TotalTimeout, BadUpstream, with all
         that came before written; ClientGone when the client left, the call being aborted by
@@ -271,8 +277,10 @@ class Call:
     def _deliver(self, sink: Sink, data: bytes, came_s: float) -> None:
         try:
             if self._begin is not None:
-                begin, self._begin = self._begin, None
-                begin(data)
+                data = self._begin(data)
+                if not data:
+                    return
+                self._begin = None
             if self._tap is not None:
                 self._tap.feed(data, came_s)
             sink.write(data)

@@ -1,6 +1,5 @@
 """A disaggregated request: performs what `core.handoff` decides."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +19,9 @@ from headway.core.handoff import (
 )
 from headway.core.routing.strategy import Route
 from headway.router.leg import LegFailed
-from headway.router.openai import decode_body, handoff_params, prefill_body
+from headway.router.openai import decode_body, handoff_params, is_whole, prefill_body
 from headway.router.state import Engine
+from headway.router.upstream import CutShort
 
 if TYPE_CHECKING:
     from headway.router.generation import Generation
@@ -108,8 +108,8 @@ class Split:
                 call = await generation.send(leg, prefill_body(generation.parsed), streams=True)
                 answer = await leg.read(call, PREFILL_ANSWER_BYTES)
                 params, tokens = handoff_params(answer)
-                if params is None and not _whole_json(answer):
-                    raise leg.broke(ValueError("half an answer"), call.status)
+                if params is None and not is_whole(answer, framed=False):
+                    raise leg.broke(CutShort("half an answer"), call.status)
                 leg.succeeded()
                 self._answered_s = now()
                 waited_s = self._answered_s - leg.sent_s
@@ -205,11 +205,3 @@ class Split:
         if self._generation.broke_off:
             return self._handoff.decode_failed(0, self._service.now())
         return self._handoff.decode_done(self._service.now())
-
-
-def _whole_json(answer: bytes) -> bool:
-    try:
-        json.loads(answer)
-    except (ValueError, RecursionError):
-        return False
-    return True

@@ -46,5 +46,9 @@ class BadUpstream(UpstreamError):  # noqa: N818 - as ClientGone
     """What came is not a valid HTTP/1.1 answer."""
 
 
+class CutShort(UpstreamError):  # noqa: N818 - as ClientGone
+    """The answer's bytes ended in order, but before what they say did."""
+
+
 class TooLarge(UpstreamError):  # noqa: N818 - as ClientGone
     """The body exceeds what the caller would read."""

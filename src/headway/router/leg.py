@@ -11,6 +11,7 @@ from headway.router.state import Engine
 from headway.router.upstream import (
     Call,
     ConnectFailed,
+    CutShort,
     FirstByteTimeout,
     IdleTimeout,
     Timeouts,
@@ -176,6 +177,8 @@ class Leg:
             cause = _NO_CONNECTION
         elif isinstance(error, _TIMEOUTS):
             cause = "timeout"
+        elif isinstance(error, CutShort):
+            cause = "cut short"
         return LegFailed(self.engine, status, cause)
 
     def _fail(self) -> None:

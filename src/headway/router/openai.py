@@ -8,6 +8,7 @@ from headway.router.answers import (
     AnswerError,
     Usage,
     handoff_params,
+    is_whole,
     strip_answer,
     usage_of,
 )
@@ -17,6 +18,7 @@ from headway.router.headers import (
     ANSWER_HEADERS_DROPPED,
     CLIENT_HEADERS_DROPPED,
     answer_lines,
+    streams_events,
     upstream_lines,
 )
 from headway.router.http1 import Headers
@@ -36,9 +38,11 @@ __all__ = [
     "decode_body",
     "error_body",
     "handoff_params",
+    "is_whole",
     "parse",
     "prefill_body",
     "stream_error",
+    "streams_events",
     "strip_answer",
     "too_long",
     "upstream_lines",

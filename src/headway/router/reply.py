@@ -9,11 +9,19 @@ from headway.core.routing.views import RequestView
 from headway.router.answers import AnswerError
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.leg import Leg, LegFailed
-from headway.router.openai import Parsed, answer_lines, error_body, stream_error, strip_answer
+from headway.router.openai import (
+    Parsed,
+    answer_lines,
+    error_body,
+    is_whole,
+    stream_error,
+    streams_events,
+    strip_answer,
+)
 from headway.router.record import Record
 from headway.router.request import ClientRequest
-from headway.router.sse import StreamCleaner, StreamTap, error_at_start
-from headway.router.upstream import Call, Sink, UpstreamError
+from headway.router.sse import Opening, StreamCleaner, StreamTap
+from headway.router.upstream import Call, CutShort, Sink, UpstreamError
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28
 _USAGE: Final = re.compile(rb'"(prompt|input|completion|output)_tokens":\s*(\d{1,12})\b')
@@ -50,13 +58,15 @@ class Reply:
         on_first: called when the first bytes of its body have come.
         clean: handoff parameters are taken out. cached_tokens: see `strip_answer`.
         """
-        if self._parsed.stream:
+        if self._parsed.stream and streams_events(call.headers):
             # Of all streams only that of /v1/responses may carry handoff parameters.
             clean = clean and self._parsed.kind == "responses"
             cleaner = StreamCleaner(cached_tokens=cached_tokens) if clean else None
             await self._stream(leg, call, on_first, cleaner)
             return
         body = await leg.read(call, ANSWER_LIMIT_BYTES)
+        if not is_whole(body, framed=call.framed):
+            raise leg.broke(CutShort("half an answer"), call.status)
         if on_first is not None:
             on_first()
         if clean:
@@ -80,29 +90,37 @@ class Reply:
         """The head leaves with the first bytes of the body: until then another engine may try.
 
         vLLM sends its head before it has a token. An engine that fails in between, as all do
-        that die, says so in the first event, and that is an answer to nobody.
+        that die, says so in the first event, and that is an answer to nobody. Nor is a stream
+        that ends before it says that it is complete: what its connection or its chunks say of
+        its end is true of a part of an answer too.
         """
         request = self._request
         self._record.tap = tap = StreamTap(self._parsed.kind)
+        opening = Opening()
 
-        def begin(first: bytes) -> None:
-            failed = error_at_start(first)
-            if failed is not None:
-                status, body = failed
+        def begin(data: bytes) -> bytes:
+            first = opening.feed(data)
+            if opening.error is not None:
+                status, body = opening.error
                 raise leg.refused(status, [JSON_TYPE], body)
-            self._begin(leg, call, on_first, rewritten=cleaner is not None)
+            if first:
+                self._begin(leg, call, on_first, rewritten=cleaner is not None)
+            return first
 
+        failure: UpstreamError | AnswerError = CutShort("it ended before it was complete")
         try:
             sink = request if cleaner is None else cast("Sink", Cleaned(request, cleaner))
             await call.pump(sink, tap, begin)
         except (UpstreamError, AnswerError) as error:
-            failed = leg.broke(error, call.status)
+            failure = error
+        if not (tap.done or tap.failed) or isinstance(failure, AnswerError):
+            failed = leg.broke(failure, call.status)
             if not request.started:
-                raise failed from error
+                raise failed from failure
             self._break_off(f"the engine failed while answering ({failed.cause})", tap)
             return
-        if not request.started:
-            begin(b"")
+        if tap.failed:
+            self._record.broke_off = True
         request.finish()
         usage = tap.usage
         if usage is not None:

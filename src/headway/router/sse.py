@@ -26,24 +26,50 @@ _USAGE: Final = re.compile(r'"usage":\s*(?=\{)')
 _FINISH: Final = re.compile(rb'(?<!\\)"finish_reason":\s*"([^"\\]*)"')
 _STOP: Final = re.compile(rb'(?<!\\)"stop_reason":\s*"([^"\\]*)"')
 _RESPONSE_END: Final = re.compile(rb'(?<!\\)"type":\s*"response\.(completed|incomplete|failed)"')
-_DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\r?\n")
+_RESPONSE_ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed")
+_DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*(?:\n|\Z)")
+_ERROR_EVENT: Final = re.compile(
+    rb'(?:^|\n)(?:data:\s*\{"error"|event:\s*(?:error|response\.failed)\r?\n)'
+)
+_SILENCE: Final = re.compile(rb"(?::[^\n]*\n|\r?\n)*")
 _ERROR_STARTS: Final = (b'data: {"error"', b"event: error\n")
+_OPEN_STARTS: Final = (*_ERROR_STARTS, b"\r\n")
+_WHOLE_EVENT: Final = re.compile(rb".+?\n\r?\n", re.DOTALL)
+_OPENING_BYTES: Final = 65_536
 _MESSAGE_END: Final = re.compile(rb"(?:^|\n)event:\s*message_stop\r?\n")
 
 # Events that vLLM sends before there is a token: response.created, response.in_progress.
 _PREAMBLE: Final = {"responses": 2}
 
 
-def error_at_start(data: bytes) -> tuple[int, bytes] | None:
-    """The error that a stream begins with: its status, 500 where it names none, and its JSON.
+class Opening:
+    """The beginning of a stream, held until it says something: an error, or some of an answer.
 
-    data: what came of the stream first. None: it begins with something else.
+    Comments and blank lines, with which servers keep connections open, say nothing.
+    error: what it says if it is an error: its status, 500 where it names none, and its JSON.
     """
-    if not data.startswith(_ERROR_STARTS):
-        return None
-    event, boundary, _ = data.partition(b"\n\n")
-    if not boundary:
-        return None
+
+    def __init__(self) -> None:
+        self.error: tuple[int, bytes] | None = None
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Bytes that came; returns all that may pass now, nothing while it is open what it says."""
+        self._held = held = self._held + data
+        if len(held) > _OPENING_BYTES:
+            return held
+        event = _SILENCE.sub(b"", held, count=1)
+        if event.startswith(_ERROR_STARTS):
+            whole = _WHOLE_EVENT.match(event)
+            if whole is None:
+                return b""
+            self.error = _error_in(whole[0])
+        elif event[:1] == b":" or any(start.startswith(event) for start in _OPEN_STARTS):
+            return b""
+        return held
+
+
+def _error_in(event: bytes) -> tuple[int, bytes] | None:
     body = event[event.find(b"data:") + 5 :].strip()
     try:
         error = json.loads(body)["error"]
@@ -62,6 +88,7 @@ class StreamTap:
 
     __slots__ = (
         "_counted",
+        "_ended",
         "_events",
         "_kind",
         "_preamble",
@@ -77,6 +104,7 @@ class StreamTap:
         self._seen = bytearray(_BOUNDARIES[0])  # an event starts after a line's end
         self._counted = 0  # of these bytes, those in which no further event can start
         self._events = 0
+        self._ended = False  # said in bytes that are forgotten
         self.passing = Passing()
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -104,6 +132,8 @@ class StreamTap:
         """Forget all but the end."""
         self._count()
         cut = len(self._seen) - _TAIL_BYTES
+        if self._kind == "responses" and not self._ended:  # whose last event holds the whole answer
+            self._ended = any(map(self._seen.count, _RESPONSE_ENDS)) and self._says_end()
         del self._seen[:cut]
         self._counted -= cut
 
@@ -114,11 +144,22 @@ class StreamTap:
 
     @property
     def done(self) -> bool:
-        """Whether the engine said that the stream is complete (`[DONE]` and its likes)."""
-        if self._kind == "responses":
-            return self.at_boundary and _RESPONSE_END.search(self._seen) is not None
-        end = _MESSAGE_END if self._kind == "messages" else _DONE
+        """Whether the engine said that the stream is complete, and said it whole.
+
+        OpenAI's streams end with `[DONE]`, whatever `finish_reason` said before: another answer of
+        the same request, or the usage, may still be to come.
+        """
+        unfinished = self._kind in {"responses", "messages"} and not self.at_boundary
+        return not unfinished and (self._ended or self._says_end())
+
+    def _says_end(self) -> bool:
+        end = {"responses": _RESPONSE_END, "messages": _MESSAGE_END}.get(self._kind, _DONE)
         return end.search(self._seen) is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine said, in an event, that the stream ends here unfinished."""
+        return _ERROR_EVENT.search(self._seen) is not None
 
     @property
     def finish(self) -> str | None:
