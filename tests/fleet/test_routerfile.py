@@ -137,6 +137,7 @@ def routers(draw):
         strategy="unified",
         port=8000,
         admin_port=9001,
+        max_bodies_bytes=max(router.bodies_bytes, router.max_body_bytes),
         timeouts=dataclasses.replace(times, total_s=longest),
     )
 

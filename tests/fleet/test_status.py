@@ -334,5 +334,5 @@ def test_the_routers_own_metrics_are_read():
         ("long", "none", "unknown"),
     ):
         metrics.slo.add(length, met, verdict)
-    told = metrics.render([], 0.0, 0).decode()
+    told = metrics.render([], 0.0, in_flight=0, body_bytes=0).decode()
     assert tally(told) == Tally({"short": 1, "none": 0}, {"short": 1, "none": 1}, {"refused": 1})

@@ -69,7 +69,15 @@ class Fleet:
     """The router and its engines. `engines` of role "both", `prefill`, `decode`: how many."""
 
     def __init__(
-        self, engines=0, prefill=0, decode=0, router=None, lease_s=30.0, pools=None, tls=None
+        self,
+        engines=0,
+        prefill=0,
+        decode=0,
+        router=None,
+        lease_s=30.0,
+        pools=None,
+        tls=None,
+        limits=None,
     ):
         self.oracle = Oracle(lease_s)
         self.lease_s = lease_s
@@ -80,6 +88,7 @@ class Fleet:
         self.settings = {**USUAL, **(router or {})}
         self.pools = pools
         self.tls = tls
+        self.limits = limits
         self.logged = []
         self.said = []
         self.known = set()
@@ -108,7 +117,7 @@ class Fleet:
             await stub.start()
         self.service = Service(self.config(), say=self.said.append, log=self.logged.append)
         self.app = App(self.service)
-        self.server = await serve(self.answer, "127.0.0.1", 0, ssl=self.tls)
+        self.server = await serve(self.answer, "127.0.0.1", 0, self.limits, ssl=self.tls)
         self.service.start()
         self.known |= set(self.service.engines.values())
         await self.until(self.all_healthy)
@@ -196,6 +205,8 @@ class Fleet:
         found += [f"{stub.port}: active" for stub in self.stubs if stub.active]
         if service.ceiling.in_flight or self.server.requests or service._background:
             found.append("requests or releases in flight")
+        if service.bodies.held_bytes:
+            found.append(f"{service.bodies.held_bytes} bytes of bodies")
         return found
 
     async def settled(self):

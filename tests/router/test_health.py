@@ -35,7 +35,7 @@ async def ask(fleet, **more):
 
 def gauge(fleet, name, stub):
     service = fleet.service
-    text = service.metrics.render(list(service.engines.values()), service.now(), 0).decode()
+    text = service.metrics_text().decode()
     for family in text_string_to_metric_families(text):
         if family.name == f"headway:router_{name}":
             return {s.labels["engine"]: s.value for s in family.samples}[fleet.engine(stub).id]

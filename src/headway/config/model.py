@@ -143,6 +143,12 @@ class Router:
     max_body_bytes: Annotated[
         int, Whole(1024, 2**34), "size of a request's body; a bigger one is answered with 413"
     ] = 64 * 2**20
+    max_bodies_bytes: Annotated[
+        int | None,
+        Whole(1024, 2**40),
+        "size of all bodies that are held at once, each until its answer begins; beyond it 429 and "
+        "Retry-After; not set: eight times max_body_bytes",
+    ] = None
     long_prompt_tokens: Annotated[
         int, _TOKENS, "a prompt with more uncached tokens counts as long in metrics and reasons"
     ] = LONG_PREFILL_TOKENS
@@ -162,6 +168,11 @@ class Router:
     keys: Keys = Keys()
     retries: Retries = Retries()
     health: Health = Health()
+
+    @property
+    def bodies_bytes(self) -> int:
+        """max_bodies_bytes, or what it is where it isn't set."""
+        return self.max_bodies_bytes or 8 * self.max_body_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

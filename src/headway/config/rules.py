@@ -45,6 +45,18 @@ def check(router: Router, pools: Pools, problems: Problems, *, starts: bool) -> 
                 ("pool", index, "max_prompt_tokens"),
                 f"{prompt} is more than the pool's max_model_len; use at most {context}",
             )
+    _consistent(router, problems)
+
+
+def _consistent(router: Router, problems: Problems) -> None:
+    """The router's limits suit one another."""
+    sizes = ("router", "max_body_bytes"), ("router", "max_bodies_bytes")
+    if problems.clear_of(*sizes) and router.bodies_bytes < router.max_body_bytes:
+        problems.add(
+            ("router", "max_bodies_bytes"),
+            f"{router.bodies_bytes} is less than one body may have; use max_body_bytes, "
+            f"{router.max_body_bytes}, or more",
+        )
     times = router.timeouts
     if problems.clear_of(("router", "timeouts")) and times.total_s < times.first_byte_s:
         problems.add(

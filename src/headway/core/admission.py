@@ -1,4 +1,4 @@
-"""A ceiling on concurrent requests, and when to come back for those beyond it."""
+"""Ceilings on concurrent requests and on their bytes, and when to come back beyond them."""
 
 import math
 from dataclasses import dataclass
@@ -93,3 +93,26 @@ class Ceiling:
             self._told = max(self._told - passed_s * self._rate(now_s), 0.0)
         self._ended *= math.exp(-passed_s / MEMORY_S)
         self._seen_s = now_s
+
+
+class ByteCeiling:
+    """At most `most_bytes` at once, of all requests together."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.held_bytes = 0
+        self.most_bytes = most_bytes
+
+    def fits(self, size: int) -> bool:
+        """Whether so many more would be within it."""
+        return self.held_bytes + size <= self.most_bytes
+
+    def take(self, size: int) -> bool:
+        """Count so many more if they fit; whether they do."""
+        fits = self.fits(size)
+        if fits:
+            self.held_bytes += size
+        return fits
+
+    def give(self, size: int) -> None:
+        """So many that were taken are held no more."""
+        self.held_bytes -= size

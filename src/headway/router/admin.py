@@ -33,9 +33,7 @@ class Admin:
             request.respond(200, [JSON_TYPE], json.dumps(self.state(), indent=1).encode())
         elif request.path == "/metrics" and request.method == "GET":
             service = self._service
-            engines = list(service.engines.values())
-            text = service.metrics.render(engines, service.now(), service.ceiling.in_flight)
-            request.respond(200, [METRICS_TYPE], text)
+            request.respond(200, [METRICS_TYPE], service.metrics_text())
         elif request.path in {"/drain", "/undrain"} and request.method == "POST":
             self._drain(request, draining=request.path == "/drain")
         else:

@@ -79,22 +79,25 @@ class App:
         return False
 
     async def _serve(self, record: Record, path: str) -> None:
-        service, request = self._service, record.request
         if record.kind is None:
             await forward(record)
             return
         try:
-            body = await request.body(service.config.router.max_body_bytes)
-            parsed = parse(path, body)
-            if service.tokens is not None:
-                parsed = await service.tokens.measured(parsed)
+            generation = await self._generation(record, path)
         except BodyError as error:
-            record.refuse(
-                error.status, error.message, "bad body", param=error.param, code=error.code
-            )
+            record.refuse_body(error)
             return
+        await generation.run()
+
+    async def _generation(self, record: Record, path: str) -> Generation:
+        """The request, read: nothing but this holds its body then. Raises BodyError."""
+        service, request = self._service, record.request
+        body = await request.body(service.config.router.max_body_bytes, service.bodies)
+        parsed = parse(path, body)
+        if service.tokens is not None:
+            parsed = await service.tokens.measured(parsed)
         service.retries.earn()
-        await Generation(record, parsed, body).run()
+        return Generation(record, parsed)
 
     def _open(self, request: ClientRequest, path: str) -> None:
         service = self._service
@@ -102,9 +105,7 @@ class App:
             body = error_body(405, f"{path} answers GET")
             request.respond(405, [JSON_TYPE, (b"allow", b"GET, HEAD")], body)
         elif path == "/metrics":
-            engines = list(service.engines.values())
-            text = service.metrics.render(engines, service.now(), service.ceiling.in_flight)
-            request.respond(200, [METRICS_TYPE], text)
+            request.respond(200, [METRICS_TYPE], service.metrics_text())
         elif path == "/health" or service.ready():
             request.respond(200, [], b"")
         else:

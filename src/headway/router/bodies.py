@@ -53,9 +53,10 @@ class Parsed(NamedTuple):
     prompt_bytes, prompt_token_ids, prefix: see `prompt.Prompt`.
     splittable: may be prefilled on one engine and decoded on another; why_not says what forbids
     it. ttft_slo_s, tpot_slo_s: the client's own limits (`vllm_xargs`), seconds.
+    answers: how many the client asks for.
     raw: the body without the fields that were taken out; not to be changed.
     must_change: fields were taken out, so `body` isn't the client's own bytes.
-    body: what an engine that serves the request whole is sent.
+    body: what an engine that serves the request whole is sent, the client's own bytes if it may.
     """
 
     kind: Kind
@@ -70,15 +71,14 @@ class Parsed(NamedTuple):
     why_not: str
     ttft_slo_s: float | None
     tpot_slo_s: float | None
+    answers: int
     raw: dict[str, Any]
     must_change: bool
     body: bytes
 
-    @property
-    def answers(self) -> int:
-        """How many the client asks for."""
-        prompts = _prompts(self.raw.get("prompt")) if self.kind == "completions" else 1
-        return max(1, self.n * prompts)
+    def without_body(self) -> "Parsed":
+        """What is known of it when no engine need be sent it any more."""
+        return self._replace(raw={}, body=b"", prefix=b"")
 
 
 def parse(path: str, body: bytes) -> Parsed:
@@ -97,6 +97,8 @@ def parse(path: str, body: bytes) -> Parsed:
         ttft_slo_s = _limit_s(own.get("headway_ttft_slo_s"))
         tpot_slo_s = _limit_s(own.get("headway_tpot_slo_s"))
     prefix, size, token_ids = prompt_of(kind, raw)
+    n = _integer(raw.get("n")) or 1
+    prompts = _prompts(raw.get("prompt")) if kind == "completions" else 1
     max_tokens = _max_tokens(kind, raw)
     why_not = _why_whole(kind, raw, max_tokens)
     return Parsed(
@@ -104,7 +106,7 @@ def parse(path: str, body: bytes) -> Parsed:
         model=raw.get("model") or "",
         stream=_flag(raw.get("stream")),
         max_tokens=max_tokens,
-        n=_integer(raw.get("n")) or 1,
+        n=n,
         prompt_bytes=size,
         prompt_token_ids=token_ids,
         prefix=prefix,
@@ -112,6 +114,7 @@ def parse(path: str, body: bytes) -> Parsed:
         why_not=why_not,
         ttft_slo_s=ttft_slo_s,
         tpot_slo_s=tpot_slo_s,
+        answers=max(1, n * prompts),
         raw=raw,
         must_change=must_change,
         body=dump(raw) if must_change else body,

@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from headway.router.chunked import ChunkedReader
 from headway.router.errors import BodyError, error_body
-from headway.router.http1 import JSON_TYPE, BadRequest, HeadReader, RequestHead
+from headway.router.http1 import JSON_TYPE, BadRequest, Headers, HeadReader, RequestHead
 from headway.router.request import (
     HOLD_BYTES,
     BodyMalformed,
@@ -36,8 +36,8 @@ _LINGER_S: Final = 2.0
 a close with unread bytes would reset it and the client might never see the answer."""
 _LINGER_TOTAL_S: Final = 15.0
 _LOOK_S: Final = 0.5
-_MIN_BODY_BYTES_PER_S: Final = 1024
-"""A body that comes more slowly uses up its timeout."""
+_MIN_BODY_BYTES_PER_S: Final = 16_384
+"""A body that comes more slowly uses up its timeout: what it holds is held from others."""
 _TICK_S: Final = 0.002
 _ESTABLISHED: Final = 1
 
@@ -310,7 +310,7 @@ class ClientConnection(asyncio.Protocol):
         except ClientGone:
             pass
         except BodyError as error:
-            self._fail(request, error.status, error.message)
+            self._fail(request, error.status, error.message, error.headers)
         except Exception:  # noqa: BLE001 - whatever it is, the client gets an answer
             _log.exception("the application failed")
             self._fail(request, 500, "internal error")
@@ -319,11 +319,13 @@ class ClientConnection(asyncio.Protocol):
             if not request.finished and not request.is_gone:
                 self._fail(request, 500, "the request was given up")
 
-    def _fail(self, request: ClientRequest, status: int, message: str) -> None:
+    def _fail(
+        self, request: ClientRequest, status: int, message: str, headers: Headers = ()
+    ) -> None:
         if request.started:
             request.abort()
         else:
-            request.respond(status, [JSON_TYPE], error_body(status, message))
+            request.respond(status, [JSON_TYPE, *headers], error_body(status, message))
 
     def _refuse(self, status: int, message: str) -> None:
         """Answers what is no request, and closes."""

@@ -18,10 +18,10 @@ from headway.core.handoff import (
     State,
 )
 from headway.core.routing.strategy import Route
-from headway.router.leg import LegFailed
+from headway.router.leg import Leg, LegFailed
 from headway.router.openai import decode_body, handoff_params, is_whole, prefill_body
 from headway.router.state import Engine
-from headway.router.upstream import CutShort
+from headway.router.upstream import Call, CutShort
 
 if TYPE_CHECKING:
     from headway.router.generation import Generation
@@ -131,12 +131,11 @@ class Split:
         engine = self._puller()
         if engine is None:
             return self._handoff.decode_failed(503, now())
-        body = decode_body(generation.parsed, params)
         cached = params.get("remote_prefill_cached_tokens")
         known = cached if isinstance(cached, int) else None
         try:
             with generation.leg(engine, prefill_tokens=0) as leg:
-                call = await generation.send(leg, self._leaving(body), length=len(body))
+                call = await self._send_decode(leg, params)
                 await generation.reply.pass_on(
                     leg, call, self._first, cached_tokens=known, clean=True
                 )
@@ -146,6 +145,10 @@ class Split:
             again = generation.retry_after(failure)
             return self._handoff.decode_failed(failure.status, now(), again=again)
         return self._ended()
+
+    async def _send_decode(self, leg: Leg, params: Params) -> Call:
+        body = decode_body(self._generation.parsed, params)
+        return await self._generation.send(leg, self._leaving(body), length=len(body))
 
     async def _leaving(self, body: bytes) -> AsyncIterator[bytes]:
         """The decode leg's body, asked for once its connection stands.

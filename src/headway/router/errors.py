@@ -43,8 +43,10 @@ class BodyError(HeadwayError):
     """A request body that can't be used.
 
     status: the HTTP status it deserves. param: the field that is wrong, where there is one.
-    code: a short machine-readable name.
+    code: a short machine-readable name. headers: what the answer's head says beside it.
     """
+
+    headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None

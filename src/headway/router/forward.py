@@ -5,6 +5,7 @@ import re
 from collections.abc import AsyncIterator, Collection
 from typing import Final
 
+from headway.core.admission import ByteCeiling
 from headway.core.routing.strategy import RETRY_AFTER_S
 from headway.router.bodies import TRANSFER_FIELDS, dump
 from headway.router.headers import answer_lines
@@ -45,20 +46,20 @@ async def forward(record: Record) -> None:
             record.request.abort()
             record.broke_off = True
             return
-        record.refuse(error.status, error.message, "bad body", param=error.param, code=error.code)
+        record.refuse_body(error)
 
 
 async def _forward(record: Record) -> None:
     service, request = record.service, record.request
     limit = service.config.router.max_body_bytes
-    whole = await _read(request, limit)
+    whole = await _read(request, limit, service.bodies)
     first: LegFailed | None = None
     tried: list[str] = []
     service.retries.earn()
     while engine := _least_busy(record, tried):
         tried.append(engine.id)
         record.served("passed through", *tried)
-        body = _stream(request, limit) if whole is None else whole
+        body = _stream(request, limit, service.bodies) if whole is None else whole
         try:
             await _on(engine, record, body)
         except LegFailed as failure:
@@ -110,7 +111,7 @@ async def _answer(record: Record, call: Call) -> None:
     request.finish()
 
 
-async def _read(request: ClientRequest, limit: int) -> bytes | None:
+async def _read(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> bytes | None:
     """The body if it may be JSON, without what clients may not say; None for one to stream.
 
     Raises BodyError.
@@ -122,7 +123,7 @@ async def _read(request: ClientRequest, limit: int) -> bytes | None:
     types = [value.lower() for name, value in request.headers if name == b"content-type"]
     if types and not any(b"json" in value for value in types):
         return None
-    return _without_handoff(await request.body(limit))
+    return _without_handoff(await request.body(limit, ceiling))
 
 
 def _without_handoff(body: bytes) -> bytes:
@@ -156,10 +157,10 @@ def _strip(value: object) -> bool:
     return found
 
 
-async def _stream(request: ClientRequest, limit: int) -> AsyncIterator[bytes]:
+async def _stream(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> AsyncIterator[bytes]:
     """The body as it comes. Raises BodyError."""
     size = 0
-    async for part in request.stream_body():
+    async for part in request.stream_body(ceiling):
         size += len(part)
         if size > limit:
             raise BodyTooLarge(limit)

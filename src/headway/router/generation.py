@@ -9,7 +9,7 @@ from headway.core.routing.strategy import RETRY_AFTER_S, Route
 from headway.core.routing.views import RequestView
 from headway.router.disagg import Split
 from headway.router.leg import Leg, LegFailed
-from headway.router.openai import Parsed, whole_body
+from headway.router.openai import Parsed
 from headway.router.record import Record
 from headway.router.reply import Reply
 from headway.router.state import Engine
@@ -34,13 +34,10 @@ class Generation:
         self,
         record: Record,
         parsed: Parsed,
-        body: bytes,
     ) -> None:
         self.service = service = record.service
-        self.parsed = parsed
         self._record = record
         self._request = request = record.request
-        self._body = body
         self._attempts = 0
         self._failure: LegFailed | None = None
         known = parsed.prompt_token_ids
@@ -64,6 +61,11 @@ class Generation:
         self.receipt.length_class = length_class(tokens, long_tokens)
         record.parsed, record.limits, record.prompt_tokens = parsed, limits, tokens
         self.reply = Reply(record, parsed, self.view)
+
+    @property
+    def parsed(self) -> Parsed:
+        """The request; without its body once its answer has begun."""
+        return self.reply.parsed
 
     @property
     def kv_tokens(self) -> int:
@@ -145,7 +147,7 @@ class Generation:
         """All of it on one engine. Raises LegFailed."""
         engine = self.service.engines[route.engine or ""]
         with self.leg(engine, prefill_tokens=route.uncached_tokens) as leg:
-            call = await self.send(leg, whole_body(self.parsed, self._body))
+            call = await self.send(leg, self.parsed.body)
             await self.reply.pass_on(leg, call, on_first)
 
     def leg(self, engine: Engine, *, prefill_tokens: int) -> Leg:

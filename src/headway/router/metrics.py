@@ -113,6 +113,7 @@ class Metrics:
             "added_seconds", "What the router itself adds, by where", _ADDED_S, "where"
         )
         self.in_flight = gauge("requests_in_flight", "Requests being served")
+        self.bodies = gauge("body_bytes", "Request bodies held, each until its answer begins")
         self.engine = gauge("engine", "The router's own work, by engine", "engine", "what")
         self.engine_ready = gauge("engine_ready", "1 if requests may go there", "engine")
         self.engine_degraded = gauge(
@@ -120,9 +121,12 @@ class Metrics:
         )
         self.kv_bytes = gauge("kv_moved_bytes", "KV received, as the engine reports", "engine")
 
-    def render(self, engines: list[Engine], now_s: float, in_flight: int) -> bytes:
+    def render(
+        self, engines: list[Engine], now_s: float, *, in_flight: int, body_bytes: int
+    ) -> bytes:
         """The text of /metrics."""
         self.in_flight.set(in_flight)
+        self.bodies.set(body_bytes)
         for gauge in (self.engine, self.engine_ready, self.engine_degraded, self.kv_bytes):
             gauge.clear()  # an engine that has left isn't told any more
         for engine in engines:

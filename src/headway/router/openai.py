@@ -22,7 +22,7 @@ from headway.router.headers import (
     upstream_lines,
 )
 from headway.router.http1 import Headers
-from headway.router.rewrite import decode_body, prefill_body, whole_body
+from headway.router.rewrite import decode_body, prefill_body
 
 __all__ = [
     "ANSWER_HEADERS_DROPPED",
@@ -47,5 +47,4 @@ __all__ = [
     "too_long",
     "upstream_lines",
     "usage_of",
-    "whole_body",
 ]

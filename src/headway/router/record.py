@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from headway.core.slo import Ending, Limits, Verdict, judge
 from headway.router.bodies import Parsed
-from headway.router.errors import Kind, error_body
+from headway.router.errors import BodyError, Kind, error_body
 from headway.router.http1 import JSON_TYPE, Headers
 from headway.router.receipt import Receipt, log_line
 from headway.router.request import ClientRequest
@@ -96,6 +96,17 @@ class Record:
         form: Kind = self.kind or ("messages" if messages else "chat")
         body = error_body(status, message, param=param, code=code, kind=form)
         self.respond(status, reason, [JSON_TYPE, *headers], body)
+
+    def refuse_body(self, error: BodyError) -> None:
+        """The body can't be used."""
+        self.refuse(
+            error.status,
+            error.message,
+            "bad body",
+            headers=error.headers,
+            param=error.param,
+            code=error.code,
+        )
 
     def failed(self) -> None:
         """The router failed, or is being stopped: the client gets a 500, or half an answer."""

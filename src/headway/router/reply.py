@@ -40,6 +40,11 @@ class Reply:
         self._view = view
 
     @property
+    def parsed(self) -> Parsed:
+        """The request; without its body once a stream has begun."""
+        return self._parsed
+
+    @property
     def started(self) -> bool:
         """Some of it has left: no other engine may answer now."""
         return self._request.started
@@ -133,6 +138,7 @@ class Reply:
         if on_first is not None:
             on_first()
         self._mark_first(leg)
+        self._parsed = self._record.parsed = self._parsed.without_body()
         self._record.status = call.status
         lines = answer_lines(call.headers, rewritten=rewritten) + self._own_lines()
         self._request.start(call.status, lines=lines)

@@ -5,7 +5,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
+from headway.core.admission import ByteCeiling
 from headway.core.errors import HeadwayError
+from headway.core.routing.strategy import RETRY_AFTER_S
 from headway.router.errors import BodyError
 from headway.router.http1 import Headers, RequestHead, chunk, date_line, status_line
 from headway.router.http1 import lines as lines_of
@@ -23,6 +25,15 @@ class BodyTooLarge(BodyError):  # noqa: N818 - the name says what happened
 
     def __init__(self, limit: int) -> None:
         super().__init__(413, f"the request body is larger than {limit} bytes")
+
+
+class BodiesFull(BodyError):  # noqa: N818 - the name says what happened
+    """The bodies of all requests together are as large as they may be."""
+
+    headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
+
+    def __init__(self) -> None:
+        super().__init__(429, "the router holds as many bytes of requests as it may")
 
 
 class BodyTimeout(BodyError):  # noqa: N818 - the name says what happened
@@ -81,9 +92,11 @@ class ClientRequest:
     """
 
     __slots__ = (
+        "_ceiling",
         "_chunked",
         "_close_delimited",
         "_complete",
+        "_counted_bytes",
         "_expects",
         "_failure",
         "_flow_call",
@@ -129,6 +142,8 @@ class ClientRequest:
         self._failure: BodyError | None = None
         self._parts: list[bytes] = []
         self._size = 0
+        self._ceiling: ByteCeiling | None = None
+        self._counted_bytes = 0  # by that ceiling
         self._wake_above = -1
         self._waiter: asyncio.Future[None] | None = None
         self._gone_calls: list[Callable[[], object]] = []
@@ -137,36 +152,48 @@ class ClientRequest:
         self._left = 0
         self._held = b""
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, ceiling: ByteCeiling | None = None) -> bytes:
         """The whole body.
 
-        Raises BodyTooLarge (before reading where the length is declared), BodyTimeout,
-        BodyMalformed, ClientGone.
+        ceiling: counts the body, from its first byte until the answer begins: who asks for it
+        must need it no longer than that.
+
+        Raises BodyTooLarge, BodiesFull (both before reading where the length is declared),
+        BodyTimeout, BodyMalformed, ClientGone.
         """
-        if self.length is not None and self.length > limit:
-            raise BodyTooLarge(limit)
+        if self.length is not None:
+            if self.length > limit:
+                raise BodyTooLarge(limit)
+            if ceiling is not None and not ceiling.fits(self.length):
+                raise BodiesFull
+        self._count_by(ceiling)
         if not self._complete:
             self._ask(limit)
         while not self._complete and self._size <= limit:
             await self._more(limit)
+        self._check_sound()
         if self._size > limit:
             raise BodyTooLarge(limit)
         self._check_present()
         return self._take()
 
-    async def stream_body(self) -> AsyncIterator[bytes]:
+    async def stream_body(self, ceiling: ByteCeiling | None = None) -> AsyncIterator[bytes]:
         """The body as it comes. The client is held back while the caller is busy.
 
-        Raises BodyTimeout, BodyMalformed, ClientGone.
+        ceiling: counts what has come and isn't taken.
+
+        Raises BodiesFull, BodyTimeout, BodyMalformed, ClientGone.
         """
+        self._count_by(ceiling)
         self._ask(HOLD_BYTES)
         while True:
             if self._parts:
                 data = self._take()
+                self._uncount()
                 self._link.want_body()
                 yield data
             elif self._complete:
-                self._check_present()
+                self._check_sound()
                 return
             else:
                 await self._more(0)
@@ -190,6 +217,8 @@ class ClientRequest:
         if self.started:
             raise RuntimeError("the answer has begun already")
         self.started = True
+        if self._complete:
+            self._uncount()
         bodiless = status < 200 or status in {204, 304}
         self._mute = bodiless or self.method == "HEAD"
         if self.is_gone:
@@ -252,6 +281,7 @@ class ClientRequest:
 
     def finish(self) -> None:
         """Ends the answer. One shorter than its declared length is cut instead."""
+        self._uncount()
         if self.finished or self.is_gone:
             self.finished = True
             return
@@ -276,6 +306,7 @@ class ClientRequest:
         """Cuts the connection, so that a truncated answer looks truncated."""
         self.flush()
         self.finished = True
+        self._uncount()
         self._link.cut()
 
     def on_gone(self, callback: Callable[[], object]) -> Callable[[], None]:
@@ -308,8 +339,11 @@ class ClientRequest:
 
     def add_body(self, data: bytes) -> None:
         """More of the body."""
+        if self._failure is not None:
+            return
         self._parts.append(data)
         self._size += len(data)
+        self._count(len(data))
         if self._size > self._wake_above:
             self._wake()
 
@@ -321,6 +355,9 @@ class ClientRequest:
     def fail_body(self, failure: BodyError) -> None:
         """The body will never be complete."""
         self._failure = failure
+        self._parts.clear()
+        self._size = 0
+        self._uncount()
         self._wake()
 
     def set_writable(self, *, writable: bool) -> None:
@@ -333,6 +370,7 @@ class ClientRequest:
         """The client left."""
         self.is_gone = True
         self._parts.clear()
+        self._uncount()
         calls, self._gone_calls = self._gone_calls, []
         for call in calls:
             call()
@@ -346,9 +384,7 @@ class ClientRequest:
         self._link.want_body()
 
     async def _more(self, wake_above: int) -> None:
-        self._check_present()
-        if self._failure is not None:
-            raise self._failure
+        self._check_sound()
         self._wake_above = wake_above
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -357,9 +393,32 @@ class ClientRequest:
             self._waiter = None
         self._check_present()
 
+    def _check_sound(self) -> None:
+        self._check_present()
+        if self._failure is not None:
+            raise self._failure
+
     def _check_present(self) -> None:
         if self.is_gone:
             raise ClientGone("the client left")
+
+    def _count_by(self, ceiling: ByteCeiling | None) -> None:
+        self._ceiling = ceiling
+        self._count(self._size)
+
+    def _count(self, size: int) -> None:
+        ceiling = self._ceiling
+        if ceiling is None:
+            return
+        if ceiling.take(size):
+            self._counted_bytes += size
+        else:
+            self.fail_body(BodiesFull())
+
+    def _uncount(self) -> None:
+        if self._ceiling is not None:
+            self._ceiling.give(self._counted_bytes)
+            self._counted_bytes = 0
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,4 +1,4 @@
-"""The bodies of the legs of a request: prefill, decode, or whole.
+"""The bodies of the legs of a request in two: prefill and decode.
 
 What a chat template may print into the prompt is the same in both legs of a split request: KV of
 another prompt gives wrong answers with status 200.
@@ -53,8 +53,3 @@ def decode_body(parsed: Parsed, params: Mapping[str, Any]) -> bytes:
     """
     opened = parsed.body.rstrip(_SPACE).removesuffix(b"}").rstrip(_SPACE)
     return b'%b,"kv_transfer_params":%b}' % (opened, dump(dict(params)))
-
-
-def whole_body(parsed: Parsed, original: bytes) -> bytes:
-    """The client's own bytes, unless something had to be taken out of them."""
-    return parsed.body if parsed.must_change else original

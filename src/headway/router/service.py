@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headway import config as settings
-from headway.core.admission import Ceiling
+from headway.core.admission import ByteCeiling, Ceiling
 from headway.core.breaker import Breaker
 from headway.core.handoff import Count, Handoff, Params
 from headway.core.retries import RetryBudget
@@ -60,6 +60,7 @@ class Service:
         self.prefixes = PrefixMap()
         self.random = random.Random(config.router.seed)
         self.ceiling = Ceiling(config.router.max_concurrent)
+        self.bodies = ByteCeiling(config.router.bodies_bytes)
         self.engines: dict[str, Engine] = {}
         self.pools: list[Pool] = []
         self._checks: dict[str, asyncio.Task[None]] = {}
@@ -88,6 +89,7 @@ class Service:
         self._slo = Slo(router.slo.ttft_s, router.slo.ttft_factor, router.slo.tpot_s)
         self.strategy = STRATEGY_BY_NAME[router.strategy]()
         self.ceiling.resize(router.max_concurrent)
+        self.bodies.most_bytes = router.bodies_bytes
         self.retries = RetryBudget(router.retries.ratio, router.retries.min_per_s)
         old = self.engines
         self.pools, self.engines = [], {}
@@ -168,6 +170,15 @@ class Service:
     def new_id(self) -> str:
         """An id no other request has: this process's own part, then a count."""
         return f"{self._id_prefix}{next(self._ids):012x}"
+
+    def metrics_text(self) -> bytes:
+        """What /metrics says."""
+        return self.metrics.render(
+            list(self.engines.values()),
+            self.now(),
+            in_flight=self.ceiling.in_flight,
+            body_bytes=self.bodies.held_bytes,
+        )
 
     def views(self) -> tuple[PoolView, ...]:
         """The pools as strategies see them now."""

@@ -1,0 +1,149 @@
+"""What clients may take up together: bytes of bodies, files, time."""
+
+import asyncio
+import gc
+import json
+import tracemalloc
+
+import pytest
+
+from headway.router.client import ClientLimits
+
+from .fleet import PATHS, Fleet, body_of, run, wire_bytes
+from .wire import Wire
+
+SIZES = {"max_body_bytes": 60_000, "max_bodies_bytes": 200_000}
+JSON_PATHS = (*PATHS, "/v1/embeddings")
+FORMS = ("declared", "chunked")
+
+
+def upload(path, form):
+    """The two parts of an upload that stops in between: 40,000 bytes, and the rest."""
+    body = json.dumps(body_of(path, "x" * 55_000)).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n"
+    if form == "declared":
+        head += f"content-length: {len(body)}\r\n\r\n"
+        return head.encode() + body[:40_000], body[40_000:]
+    head += "transfer-encoding: chunked\r\n\r\n"
+    last = len(body) - 40_000
+    first = b"%b%x\r\n%b\r\n" % (head.encode(), 40_000, body[:40_000])
+    return first, b"%x\r\n%b\r\n0\r\n\r\n" % (last, body[40_000:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("path", JSON_PATHS)
+def test_uploads_that_stop_hold_no_more_than_they_may_together(path, form):
+    """What doesn't fit is a 429 that says when to come back; the others can still end well."""
+
+    async def main():
+        async with Fleet(engines=1, router=SIZES) as fleet:
+            first, rest = upload(path, form)
+            wires = [await Wire.open(fleet.server.port) for _ in range(12)]
+            for wire in wires:
+                wire.send(first)
+            bodies = fleet.service.bodies
+            await fleet.until(lambda: sum(bool(w.reader._buffer) for w in wires) >= 7)
+            refused = [w for w in wires if w.reader._buffer]
+            assert 160_000 <= bodies.held_bytes <= 200_000
+            for wire in refused:
+                answer = await wire.answer()
+                assert answer.status == 429
+                assert int(answer.field(b"retry-after")) >= 1
+                error = json.loads(answer.body)["error"]
+                assert error["type"] == "rate_limit_error"
+            waiting = [wire for wire in wires if wire not in refused]
+            left = waiting.pop()
+            left.close()
+            await fleet.until(lambda: bodies.held_bytes == 40_000 * len(waiting))
+            for wire in waiting:
+                wire.send(rest)
+                assert (await wire.answer()).status == 200
+            for wire in wires:
+                wire.close()
+
+    run(main)
+
+
+def test_a_body_that_cannot_fit_isnt_asked_for():
+    async def main():
+        async with Fleet(engines=1, router=SIZES) as fleet:
+            first, _ = upload(PATHS[0], "declared")
+            wires = [await Wire.open(fleet.server.port) for _ in range(5)]
+            for wire in wires[:4]:
+                wire.send(first)
+                held = fleet.service.bodies.held_bytes + 40_000
+                await fleet.until(lambda: fleet.service.bodies.held_bytes == held)  # noqa: B023
+            head, _, _ = first.partition(b"\r\n\r\n")
+            wires[4].send(head + b"\r\nexpect: 100-continue\r\n\r\n")
+            assert (await wires[4].answer()).status == 429
+            for wire in wires:
+                wire.close()
+
+    run(main)
+
+
+def test_a_body_that_passes_as_it_comes_counts_while_it_is_held():
+    """One that isn't read whole holds its client back instead of filling up."""
+
+    async def main():
+        async with Fleet(engines=1, router=SIZES | {"max_body_bytes": 200_000}) as fleet:
+            wire = await Wire.open(fleet.server.port)
+            head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: x\r\ncontent-type: audio/wav\r\n"
+            wire.send(head + b"content-length: 150000\r\n\r\n" + b"x" * 149_999)
+            await fleet.until(lambda: fleet.server.requests == 1)
+            await fleet.until(lambda: not fleet.service.bodies.held_bytes)
+            wire.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_a_body_is_given_up_when_its_answer_begins(split):
+    """A long stream holds neither its bytes nor what was read out of them."""
+    size = 20_000_000
+
+    async def main():
+        engines = {"prefill": 1, "decode": 1} if split else {"engines": 1}
+        async with Fleet(**engines) as fleet:
+            stub = fleet.stubs[-1]
+            stub.gate = asyncio.Semaphore(0)
+            gc.collect()
+            tracemalloc.start()
+            wire = await Wire.open(fleet.server.port)
+            wire.send(wire_bytes(body_of(text="x" * size, stream=True)))
+            await fleet.until(lambda: stub.active)
+            assert fleet.service.bodies.held_bytes > size
+            stub.gate.release()
+            await wire.until(b"t0")
+            assert fleet.service.bodies.held_bytes == 0
+            fleet.stubs[0].seen.clear()
+            held, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most > 4 * size
+            assert held < 2.5 * size, "the stub has the bytes and what it read out of them"
+            for _ in range(10):
+                stub.gate.release()
+            await wire.until(b"0\r\n\r\n")
+            wire.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("how", ["stops", "drips"])
+def test_an_upload_that_is_too_slow_gives_back_what_it_holds(how):
+    async def main():
+        limits = ClientLimits(body_timeout_s=0.3)
+        async with Fleet(engines=1, router=SIZES, limits=limits) as fleet:
+            first, _ = upload(PATHS[0], "declared")
+            wire = await Wire.open(fleet.server.port)
+            wire.send(first)
+            asked = asyncio.create_task(wire.answer())
+            while not asked.done():
+                if how == "drips":
+                    wire.send(b"x")
+                await asyncio.sleep(0.02)
+            assert asked.result().status == 408
+            assert fleet.service.bodies.held_bytes == 0
+            wire.close()
+
+    run(main)
