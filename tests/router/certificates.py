@@ -2,11 +2,22 @@
 
 import datetime as dt
 import ipaddress
+import ssl
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+
+
+def contexts(folder):
+    """A server's context with a certificate of its own, and one of a client that trusts it."""
+    cert, key = certificate(folder)
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(cert, key)
+    client = ssl.create_default_context(cafile=str(cert))
+    client.check_hostname = False
+    return server, client
 
 
 def certificate(folder):

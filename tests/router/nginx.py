@@ -58,14 +58,16 @@ async def _listens(path):
 async def nginx(upstream, *, location="", http="", certificate=None, tls=None):
     """upstream: the router's URL. location, http: more of the configuration there.
 
-    certificate: its own (cert, key), to speak TLS; tls: what its clients connect with.
+    certificate: the folder that has its own, to speak TLS; tls: what its clients connect with.
     """
     binary = str(_SET_UP) if _SET_UP.exists() else shutil.which("nginx")
     assert binary, "no nginx here; `make test` sets one up (scripts/nginx.py)"
     listen = ""
     if certificate:
         listen = " ssl"
-        http += f"ssl_certificate {certificate[0]}; ssl_certificate_key {certificate[1]};"
+        http += (
+            f"ssl_certificate {certificate}/cert.pem; ssl_certificate_key {certificate}/key.pem;"
+        )
     # Not pytest's own folder: the name of a socket is short.
     with tempfile.TemporaryDirectory(prefix="nginx", dir="/tmp") as folder:
         text = _FILE.format(

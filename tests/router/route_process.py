@@ -64,9 +64,11 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def route(*flags, ready=True, env=None):
-    """The process, listening; it is gone afterwards."""
+async def route(*flags, ready=True, env=None, files=None):
+    """The process, listening; it is gone afterwards. files: that it may have open."""
     command = [sys.executable, "-m", "headway", "route", *flags]
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
     process = Process(
         await asyncio.create_subprocess_exec(
             *command,

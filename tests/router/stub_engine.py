@@ -25,6 +25,8 @@ BROKEN = ("die after first byte", "die mid-event", "hang mid-stream")
 PARAMS = ("no params", "null params", "mistyped params", "params without blocks", "wrong flag")
 FIRST_EVENT = "500 in the first event"
 COMMENTED = "500 behind a comment"
+FLOODS = "floods"
+"""More than any client takes."""
 EMPTY = ("empty", "empty at close", "comments alone")
 CUT = ("cut in chunks", "cut at close", "all but the end")
 """What is complete in form: its last chunk comes, or its connection ends in order."""
@@ -193,6 +195,10 @@ class _Link:
     def answer(self, status, body, *fields, kind="application/json"):
         self.head(status, kind, *fields, length=len(body))
         self.write(body)
+
+    async def drain(self):
+        await self._writer.drain()
+        await asyncio.sleep(0)
 
     def reset(self):
         sock = self._writer.get_extra_info("socket")
@@ -419,6 +425,8 @@ class Stub:
 
     async def _send(self, link, body, fault, name=None):
         """An answer that isn't streamed, or a part of it."""
+        if fault == FLOODS:
+            body = b'{"x":"%b"}' % (b"x" * 30_000_000)
         if fault in EMPTY or fault in CUT or fault == "half json":
             self._pulled(name)
             half = b"" if fault in EMPTY else body[: len(body) // 2]
@@ -465,6 +473,8 @@ class Stub:
             events = [b": one moment\n\n"] if fault == "comments alone" else []
         elif fault in CUT:
             events = events[: -1 if fault == "all but the end" else 2]
+        elif fault == FLOODS:
+            events = itertools.repeat(b"data: %b\n\n" % (b"x" * 60_000))
         elif fault == SAYS_SO:
             events = [*events[:2], STREAMED_ERROR[seen.path]]
         for index, event in enumerate(events):
@@ -475,6 +485,7 @@ class Stub:
             self._pulled(name)
             self.progress += 1
             await self._event(link, fault, index, event)
+            await link.drain()
         self._pulled(name)
         if fault == "die after the end":
             await self._stop(link, fault)

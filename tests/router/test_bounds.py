@@ -5,12 +5,16 @@ import gc
 import json
 import tracemalloc
 
+import httpx
 import pytest
 
 from headway.router.client import ClientLimits
 
+from .certificates import contexts
 from .fleet import PATHS, Fleet, body_of, run, wire_bytes
-from .wire import Wire
+from .route_process import route, served
+from .stub_engine import FLOODS, Stub
+from .wire import Wire, until
 
 SIZES = {"max_body_bytes": 60_000, "max_bodies_bytes": 200_000}
 JSON_PATHS = (*PATHS, "/v1/embeddings")
@@ -145,5 +149,71 @@ def test_an_upload_that_is_too_slow_gives_back_what_it_holds(how):
             assert asked.result().status == 408
             assert fleet.service.bodies.held_bytes == 0
             wire.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("secret", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("split", [False, True], ids=["one leg", "two legs"])
+def test_a_client_that_does_not_read_is_cut_and_its_engine_stops(split, secret, stream, tmp_path):
+    server, client = contexts(tmp_path)
+
+    async def main():
+        engines = {"prefill": 1, "decode": 1} if split else {"engines": 1}
+        limits = ClientLimits(write_stall_s=0.5)
+        async with Fleet(**engines, limits=limits, tls=server if secret else None) as fleet:
+            fleet.stubs[-1].fault = FLOODS
+            wire = await Wire.open(fleet.server.port, limit=1024, ssl=client if secret else None)
+            wire.send(wire_bytes(body_of(stream=stream)))
+            await wire.until(b"\r\n\r\n")
+            await fleet.until(lambda: not fleet.server.connections)
+            await fleet.until(lambda: not fleet.unsettled())
+            assert fleet.count("requests", status="499" if stream else "200") == 1
+            if stream:
+                assert fleet.stubs[-1].seen[-1].end == "cut"
+            wire.close()
+
+    run(main)
+
+
+def test_as_many_clients_connect_as_files_allow():
+    """The limit is said, no file is ever missing, and each that got in is served."""
+    files, engines = 300, 1
+    allowed = (files - 128 - 64 * engines) // 2
+
+    async def main():
+        stub = Stub()
+        await stub.start()
+        flags = ("--engine", stub.url, "--port", "0", "--admin-port", "0")
+        async with route(*flags, files=files) as process:
+            warning = await process.says("warning:")
+            assert f"{files} files may be open, so {allowed} clients may connect" in warning
+            port = int(process.url.rpartition(":")[2])
+            async with httpx.AsyncClient(base_url=process.url) as client:
+                assert (await served(client, PATHS[0], json.dumps(body_of()))).status_code == 200
+            stub.fault = "hang before head"
+            wires = [await Wire.open(port) for _ in range(allowed)]
+            for wire in wires:
+                wire.send(wire_bytes(body_of()))
+            await until(lambda: stub.active == allowed)
+            more = [await Wire.open(port) for _ in range(2 * files)]
+            answers = [await wire.rest() for wire in more]
+            assert answers[0].startswith(b"HTTP/1.1 503")
+            assert not any(answer and b" 503 " not in answer for answer in answers)
+            await process.says(f"{allowed} connections are open, as many as may be")
+            stub.fault = ""
+            for wire in more:
+                wire.close()
+            for wire in wires[1:]:
+                wire.close()
+            await until(lambda: stub.active == 1)
+            again = await Wire.open(port)
+            again.send(wire_bytes(body_of()))
+            assert (await again.answer()).status == 200
+            again.close()
+            assert not any("open files" in line for line in process.said)
+            wires[0].close()
+        await stub.stop()
 
     run(main)

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import os
+import resource
+import socket
 
 import pytest
 
+from headway.router import listener
 from headway.router.downstream import BodyTooLarge, ClientGone
 
+from .certificates import contexts
 from .wire import Wire, each_loop, served, soon, until
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -457,6 +462,109 @@ def test_connections_beyond_the_limit_are_refused(run):
     run(main)
 
 
+@each_loop
+def test_what_is_refused_is_bounded_too(run, monkeypatch, caplog):
+    """One more than may be told so is closed without a word."""
+    monkeypatch.setattr(listener, "REFUSED_AT_ONCE", 1)
+
+    async def main():
+        async with served(echo, max_connections=2) as server:
+            wires = [await Wire.open(server.port) for _ in range(3)]
+            assert (await wires[2].answer()).status == 503
+            assert await (await Wire.open(server.port)).rest() == b""
+            for wire in wires:
+                wire.close()
+
+    run(main)
+    assert caplog.text.count("2 connections are open") == 1
+
+
+@each_loop
+def test_a_connection_counts_before_its_handshake(run, tmp_path):
+    server_tls, client_tls = contexts(tmp_path)
+
+    async def main():
+        async with served(echo, server_tls, max_connections=2) as server:
+            silent = [await Wire.open(server.port) for _ in range(2)]
+            await until(lambda: server.connections == 2)
+            refused = await Wire.open(server.port, ssl=client_tls)
+            assert (await refused.answer()).status == 503
+            refused.close()
+            silent[0].close()
+            await until(lambda: server.connections == 1)
+            wire = await Wire.open(server.port, ssl=client_tls)
+            wire.send(GET)
+            assert (await wire.answer()).status == 200
+            wire.close()
+            silent[1].close()
+
+    run(main)
+
+
+@each_loop
+@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "begun"])
+def test_a_handshake_must_be_done_in_time(run, data, tmp_path):
+    server_tls, _ = contexts(tmp_path)
+
+    async def main():
+        async with served(echo, server_tls, head_timeout_s=0.2) as server:
+            wire = await Wire.open(server.port)
+            wire.send(data)
+            await until(lambda: server.connections)
+            assert await wire.rest() == b""
+            await until(lambda: not server.connections)
+            wire.close()
+
+    run(main)
+
+
+@each_loop
+def test_no_handshake_outlives_the_server(run, tmp_path):
+    server_tls, _ = contexts(tmp_path)
+
+    async def main():
+        async with served(echo, server_tls) as server:
+            wire = await Wire.open(server.port)
+            await until(lambda: server.connections)
+        assert await wire.rest() == b""
+        wire.close()
+
+    run(main)
+
+
+@each_loop
+def test_without_files_clients_wait_and_are_served_later(run, monkeypatch, caplog):
+    """None is closed, and it is said once."""
+    monkeypatch.setattr(listener, "_PAUSE_S", 0.05)
+
+    async def main():
+        async with served(echo) as server:
+            loop = asyncio.get_running_loop()
+            clients = [socket.socket() for _ in range(30)]
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+            try:
+                for client in clients:
+                    client.setblocking(False)
+                    await loop.sock_connect(client, ("127.0.0.1", server.port))
+                await until(lambda: "accept: Too many open files" in caplog.text)
+                await asyncio.sleep(0.2)
+                assert not server.connections
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for client in clients:
+                await loop.sock_sendall(client, GET)
+            for client in clients:
+                assert (await soon(loop.sock_recv(client, 100))).startswith(b"HTTP/1.1 200")
+                client.close()
+            await until(lambda: not server.connections)
+
+    run(main)
+    assert caplog.text.count("accept:") == 1
+
+
 LEAVING = ["close", "half_close", "reset"]
 WHERE = ["in the body", "waiting", "streaming", "reading is paused", "body is held"]
 # A client's end is behind what it still has to send of a body that is held; a reset isn't.
@@ -544,8 +652,11 @@ def test_a_client_that_leaves_between_requests_owes_nothing(run):
     run(main)
 
 
+@pytest.mark.parametrize("secret", [False, True], ids=["plain", "tls"])
 @each_loop
-def test_a_slow_reader_is_held_back_and_a_stalled_one_cut(run):
+def test_a_slow_reader_is_held_back_and_a_stalled_one_cut(run, secret, tmp_path):
+    server_tls, client_tls = contexts(tmp_path) if secret else (None, None)
+
     async def main():
         result = asyncio.get_running_loop().create_future()
 
@@ -566,9 +677,9 @@ def test_a_slow_reader_is_held_back_and_a_stalled_one_cut(run):
                         {asyncio.ensure_future(resumed.wait()), gone}, return_when="FIRST_COMPLETED"
                     )
 
-        async with served(app, write_stall_s=0.3) as server:
+        async with served(app, server_tls, write_stall_s=0.3) as server:
             gone = asyncio.ensure_future(asyncio.shield(result))
-            wire = await Wire.open(server.port, limit=1024)
+            wire = await Wire.open(server.port, limit=1024, ssl=client_tls)
             wire.send(GET)
             head = await wire.until(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200")
@@ -580,15 +691,19 @@ def test_a_slow_reader_is_held_back_and_a_stalled_one_cut(run):
     run(main)
 
 
+@pytest.mark.parametrize("stays", [False, True], ids=["close", "keep-alive"])
+@pytest.mark.parametrize("secret", [False, True], ids=["plain", "tls"])
 @each_loop
-def test_an_unread_answer_does_not_hold_its_connection_for_ever(run):
+def test_an_unread_answer_does_not_hold_its_connection_for_ever(run, secret, stays, tmp_path):
+    server_tls, client_tls = contexts(tmp_path) if secret else (None, None)
+
     async def main():
         async def app(request):
             request.respond(200, [], b"x" * (32 << 20))
 
-        async with served(app, write_stall_s=0.2) as server:
-            wire = await Wire.open(server.port, limit=1024)
-            wire.send(GET)
+        async with served(app, server_tls, write_stall_s=0.2) as server:
+            wire = await Wire.open(server.port, limit=1024, ssl=client_tls)
+            wire.send(GET if stays else post(b"", b"Connection: close"))
             await wire.until(b"\r\n\r\n")
             await until(lambda: not server.connections)
             wire.close()

@@ -6,11 +6,10 @@ between them holds one back, the test never ends well, however fast or slow the 
 
 import asyncio
 import json
-import ssl
 
 import pytest
 
-from .certificates import certificate
+from .certificates import contexts
 from .fleet import PATHS, Fleet, body_of, run, wire_bytes
 from .nginx import nginx
 from .stub_engine import events_of
@@ -53,17 +52,13 @@ def test_events_pass_as_they_come(location, path):
 @pytest.mark.parametrize("location", ["", "proxy_http_version 1.0;"], ids=["defaults", "http/1.0"])
 @pytest.mark.parametrize("tls_at", ["front", "router", "both"])
 def test_events_pass_as_they_come_over_tls(tls_at, location, tmp_path):
-    cert, key = certificate(tmp_path)
-    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(cert, key)
-    client = ssl.create_default_context(cafile=str(cert))
-    client.check_hostname = False
+    server, client = contexts(tmp_path)
     at_front, at_router = tls_at != "router", tls_at != "front"
 
     async def main():
         async with Fleet(engines=1, tls=server if at_router else None) as fleet:
             url = f"http{'s' if at_router else ''}://127.0.0.1:{fleet.server.port}"
-            own = {"certificate": (cert, key), "tls": client} if at_front else {}
+            own = {"certificate": tmp_path, "tls": client} if at_front else {}
             async with nginx(url, location=location, **own) as front:
                 wire = await front.open()
                 await assert_streams(fleet, wire, PATHS[0])

@@ -133,9 +133,9 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def served(app, **limits):
+async def served(app, ssl=None, **limits):
     """A server for clients. It must end with no connection and no request left."""
-    server = await serve(app, "127.0.0.1", 0, ClientLimits(**limits))
+    server = await serve(app, "127.0.0.1", 0, ClientLimits(**limits), ssl)
     try:
         yield server
     finally:

@@ -48,7 +48,9 @@ class ClientLimits:
 
     head_timeout_s: from a head's first byte (or the connection's begin) to its end.
     body_timeout_s: between pieces of a body. keep_alive_s: between requests.
-    write_stall_s: without the client taking a byte of its answer.
+    write_stall_s: without the client taking a byte of its answer, as TCP sees it.
+    max_connections: open at once, those in their TLS handshake included, which has to be done in
+    head_timeout_s.
     """
 
     head_timeout_s: float = 20.0
@@ -68,10 +70,16 @@ class Hub:
         self.limits = limits
         self.loop = loop
         self.connections: set[ClientConnection] = set()
+        self.opening: set[ClientConnection] = set()  # accepted, not connections yet
         self.tasks: dict[ClientRequest, asyncio.Task[None]] = {}
         self.draining = False
         self.empty = asyncio.Event()
         self.empty.set()
+
+    @property
+    def open(self) -> int:
+        """Connections, those that are being opened included."""
+        return len(self.connections) + len(self.opening)
 
 
 class ClientConnection(asyncio.Protocol):
@@ -94,11 +102,9 @@ class ClientConnection(asyncio.Protocol):
         "_peer",
         "_reading",
         "_request",
-        "_stall_s",
         "_timer",
         "_timer_s",
         "_transport",
-        "_undrained_bytes",
     )
 
     def __init__(self, hub: Hub) -> None:
@@ -114,8 +120,7 @@ class ClientConnection(asyncio.Protocol):
         self._keep = True  # as far as the request in progress says
         self._reading = True
         self._lingering = self._closing = self._full = False
-        self._undrained_bytes = -1
-        self._deadline_s = self._stall_s = self._look_s = self._linger_until_s = inf
+        self._deadline_s = self._look_s = self._linger_until_s = inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = inf
 
@@ -126,9 +131,10 @@ class ClientConnection(asyncio.Protocol):
         peer = link.get_extra_info("peername")
         self._peer = peer[0] if isinstance(peer, tuple) else ""
         link.set_write_buffer_limits(high=HOLD_BYTES, low=HOLD_BYTES // 4)
+        self._hub.opening.discard(self)
         self._hub.connections.add(self)
         self._hub.empty.clear()
-        if self._hub.draining or len(self._hub.connections) > self._hub.limits.max_connections:
+        if self._hub.draining or self._hub.open > self._hub.limits.max_connections:
             self._refuse(503, "the router has too many connections")
             return
         self._set_deadline(self._hub.limits.head_timeout_s)
@@ -146,13 +152,11 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         # Nothing is returned: the transport sends what it holds and closes.
         self._lost()
-        if self._transport is not None and self._transport.get_write_buffer_size():
-            self._watch_drain()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
         self._transport = None
-        self._deadline_s = self._stall_s = self._look_s = inf
+        self._deadline_s = self._look_s = inf
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -162,13 +166,11 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._full = True
-        self._watch_drain()
         if self._request is not None:
             self._request.set_writable(writable=False)
 
     def resume_writing(self) -> None:
         self._full = False
-        self._undrained_bytes = -1
         if self._request is not None:
             self._request.set_writable(writable=True)
 
@@ -201,8 +203,6 @@ class ClientConnection(asyncio.Protocol):
         request, self._request = self._request, None
         if self._transport is None or request is None:
             return
-        if self._transport.get_write_buffer_size():
-            self._watch_drain()
         if not request.complete:
             self._linger()
         elif not self._keep:
@@ -382,12 +382,6 @@ class ClientConnection(asyncio.Protocol):
         self._deadline_s = self._loop.time() + after_s
         self._arm(self._deadline_s)
 
-    def _watch_drain(self) -> None:
-        self._undrained_bytes = -1
-        if self._stall_s == inf:
-            self._stall_s = self._loop.time() + self._hub.limits.write_stall_s
-            self._arm(self._stall_s)
-
     def _arm(self, at_s: float) -> None:
         if self._timer is not None:
             if self._timer_s <= at_s:
@@ -399,8 +393,6 @@ class ClientConnection(asyncio.Protocol):
     def _tick(self) -> None:
         self._timer = None
         now_s = self._loop.time() + _TICK_S
-        if self._stall_s <= now_s:
-            self._check_drain(now_s)
         if self._look_s <= now_s:
             self._look_s = now_s + _LOOK_S
             if self._peer_left():
@@ -408,20 +400,9 @@ class ClientConnection(asyncio.Protocol):
         if self._deadline_s <= now_s:
             self._deadline_s = inf
             self._expire()
-        due_s = min(self._deadline_s, self._stall_s, self._look_s)
+        due_s = min(self._deadline_s, self._look_s)
         if due_s < inf and self._transport is not None:
             self._arm(due_s)
-
-    def _check_drain(self, now_s: float) -> None:
-        """Cuts a client that took nothing since the last look, unless more may be written to it."""
-        waiting = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        if not waiting:
-            self._stall_s = inf
-        elif waiting == self._undrained_bytes and (self._full or self._request is None):
-            self.cut()
-        else:
-            self._undrained_bytes = waiting
-            self._stall_s = now_s + self._hub.limits.write_stall_s
 
     def _expire(self) -> None:
         if self._request is not None:

@@ -6,6 +6,7 @@ import ssl as tls
 from typing import Final
 
 from headway.router.client import App, ClientConnection, ClientLimits, Hub
+from headway.router.listener import Listener, listen
 from headway.router.request import (
     BodyMalformed,
     BodyTimeout,
@@ -33,15 +34,15 @@ _FLUSH_S: Final = 1.0
 class Server:
     """A listening server. hub: its connections. port: where it listens."""
 
-    def __init__(self, hub: Hub, listener: asyncio.Server) -> None:
+    def __init__(self, hub: Hub, listener: Listener) -> None:
         self._hub = hub
         self._listener = listener
-        self.port = int(listener.sockets[0].getsockname()[1])
+        self.port = listener.port
 
     @property
     def connections(self) -> int:
-        """How many are open."""
-        return len(self._hub.connections)
+        """How many are open, or being opened."""
+        return self._hub.open
 
     @property
     def requests(self) -> int:
@@ -51,8 +52,8 @@ class Server:
     async def close(self, drain_s: float) -> None:
         """Stops accepting, lets answers in progress end for up to `drain_s`, cuts the rest."""
         hub = self._hub
-        self._listener.close()
         hub.draining = True
+        await self._listener.close()
         for connection in list(hub.connections):
             connection.drain()
         if hub.tasks:
@@ -82,9 +83,5 @@ async def serve(
     ssl: tls.SSLContext | None = None,
 ) -> Server:
     """Listens. port: 0 takes a free one. Raises OSError where it can't."""
-    loop = asyncio.get_running_loop()
-    hub = Hub(app, limits or ClientLimits(), loop)
-    listener = await loop.create_server(
-        lambda: ClientConnection(hub), host, port, ssl=ssl, backlog=2048, reuse_address=True
-    )
-    return Server(hub, listener)
+    hub = Hub(app, limits or ClientLimits(), asyncio.get_running_loop())
+    return Server(hub, await listen(hub, host, port, ssl))

@@ -17,13 +17,16 @@ from headway.router import turns
 from headway.router.admin import Admin
 from headway.router.app import App
 from headway.router.downstream import ClientLimits, Server, serve
+from headway.router.listener import REFUSED_AT_ONCE
 from headway.router.log import Log
 from headway.router.reload import Reload
 from headway.router.service import Service
+from headway.router.upstream import MAX_IDLE
 
 ADMIN_HOST: Final = "127.0.0.1"
-FILES_BESIDE: Final = 1024
-"""Open files beside the two connections of each request: idle connections, for the most."""
+FILES_BESIDE: Final = 64 + REFUSED_AT_ONCE
+"""Open files beside the connections of clients and to engines."""
+FEWEST_CONNECTIONS: Final = 16
 
 _GC_OBJECTS: Final = 20_000
 """Objects more between two looks for cycles. Requests make none, so there is little to find, and
@@ -46,11 +49,11 @@ def run(
     second signal cuts them. SIGHUP, and a changed file, reload. Raises HeadwayError if it can't
     start.
     """
-    _allow_files(config.router.max_concurrent, say)
+    connections = _connections(config, say)
     turns.shorten()
     log = Log(sys.stdout.buffer)
     try:
-        return uvloop.run(_Run(config, read, say, log).until_stopped())
+        return uvloop.run(_Run(config, read, say, log, connections).until_stopped())
     finally:
         log.close()
 
@@ -62,8 +65,10 @@ class _Run:
         read: Callable[[], settings.Config] | None,
         say: Callable[[str], None],
         log: Callable[[str], None],
+        connections: int,
     ) -> None:
         self._router = config.router
+        self._limits = ClientLimits(max_connections=connections)
         self._say = say
         self._service = Service(config, say=say, log=log)
         self._tls = settings.server_tls(config.router.tls) if config.router.tls else None
@@ -74,8 +79,7 @@ class _Run:
     async def until_stopped(self) -> int:
         router, service = self._router, self._service
         loop = asyncio.get_running_loop()
-        limits = ClientLimits(max_connections=max(16_384, 2 * router.max_concurrent))
-        server = await _listen(App(service), router.host, router.port, limits, self._tls)
+        server = await _listen(App(service), router.host, router.port, self._limits, self._tls)
         admin = None
         if router.admin_port:
             try:
@@ -131,16 +135,25 @@ def _place(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _allow_files(max_concurrent: int, say: Callable[[str], None]) -> None:
-    """Raise the limit of open files as far as it is needed and may go."""
+def _connections(config: settings.Config, say: Callable[[str], None]) -> int:
+    """How many clients may connect, each of whose requests may need a connection to an engine.
+
+    The limit of open files is raised as far as it is needed and may go.
+    """
+    most = config.router.max_concurrent
+    wanted = max(ClientLimits().max_connections, 2 * most)
+    beside = FILES_BESIDE + MAX_IDLE * sum(len(pool.engines) for pool in config.pools)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * max_concurrent + FILES_BESIDE
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    files = 2 * wanted + beside
+    if soft < files:
+        files = files if hard == resource.RLIM_INFINITY else min(hard, files)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    fitting = max(FEWEST_CONNECTIONS, min(wanted, (files - beside) // 2))
+    if fitting < most:
         say(
-            f"warning: {most} files may be open, and {max_concurrent} requests at once may need "
-            f"{wanted}: raise the limit (ulimit -Hn) or lower router.max_concurrent"
+            f"warning: {files} files may be open, so {fitting} clients may connect at once, and "
+            f"router.max_concurrent is {most}: raise the limit (ulimit -Hn) or lower the setting"
         )
+    return fitting

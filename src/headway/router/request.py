@@ -355,9 +355,7 @@ class ClientRequest:
     def fail_body(self, failure: BodyError) -> None:
         """The body will never be complete."""
         self._failure = failure
-        self._parts.clear()
-        self._size = 0
-        self._uncount()
+        self._drop()
         self._wake()
 
     def set_writable(self, *, writable: bool) -> None:
@@ -369,8 +367,7 @@ class ClientRequest:
     def leave(self) -> None:
         """The client left."""
         self.is_gone = True
-        self._parts.clear()
-        self._uncount()
+        self._drop()
         calls, self._gone_calls = self._gone_calls, []
         for call in calls:
             call()
@@ -414,6 +411,12 @@ class ClientRequest:
             self._counted_bytes += size
         else:
             self.fail_body(BodiesFull())
+
+    def _drop(self) -> None:
+        """Nobody will take what has come."""
+        self._parts.clear()
+        self._size = 0
+        self._uncount()
 
     def _uncount(self) -> None:
         if self._ceiling is not None:

@@ -47,6 +47,7 @@ __all__ = [
     "UpstreamPool",
 ]
 
+MAX_IDLE: Final = 64
 _METHOD: Final = re.compile(r"[A-Z]+")
 _TARGET: Final = re.compile(rb"/[!-~]*")
 _ONE_WRITE_BYTES: Final = 65_536
@@ -67,7 +68,7 @@ class UpstreamPool:
         port: int,
         *,
         ssl: tls.SSLContext | None = None,
-        max_idle: int = 64,
+        max_idle: int = MAX_IDLE,
         connect_timeout_s: float = 2.0,
         idle_s: float = 4.0,
     ) -> None:
