@@ -125,9 +125,8 @@ async def _listen(
     try:
         return await serve(app, host, port, limits, ssl=tls)
     except OSError as error:
-        said = str(error.strerror or error)
-        # asyncio's own words repeat the address before the reason.
-        reason = said.rpartition(": ")[2].strip("'[]\"")
+        said = error.strerror or str(error)
+        reason = said[:1].lower() + said[1:]
         raise ListenError(f"cannot listen on {_place(host, port)}: {reason}") from error
 
 
