@@ -179,8 +179,8 @@ def test_a_client_that_does_not_read_is_cut_and_its_engine_stops(split, secret, 
 
 def test_as_many_clients_connect_as_files_allow():
     """The limit is said, no file is ever missing, and each that got in is served."""
-    files, engines = 300, 1
-    allowed = (files - 128 - 64 * engines) // 2
+    files, engines = 400, 1
+    allowed = (files - 192 - 64 * engines) // 2
 
     async def main():
         stub = Stub()
@@ -201,7 +201,9 @@ def test_as_many_clients_connect_as_files_allow():
             answers = [await wire.rest() for wire in more]
             assert answers[0].startswith(b"HTTP/1.1 503")
             assert not any(answer and b" 503 " not in answer for answer in answers)
-            await process.says(f"{allowed} connections are open, as many as may be")
+            await process.says(
+                f"headway: warning: {allowed} connections are open, as many as may be"
+            )
             stub.fault = ""
             for wire in more:
                 wire.close()

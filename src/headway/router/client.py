@@ -65,8 +65,16 @@ class ClientLimits:
 class Hub:
     """What the connections of one server share."""
 
-    def __init__(self, app: App, limits: ClientLimits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        app: App,
+        limits: ClientLimits,
+        loop: asyncio.AbstractEventLoop,
+        say: Callable[[str], object],
+    ) -> None:
+        """say: told what an operator should know of."""
         self.app = app
+        self.say = say
         self.limits = limits
         self.loop = loop
         self.connections: set[ClientConnection] = set()

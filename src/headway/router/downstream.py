@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
 import ssl as tls
+from collections.abc import Callable
 from typing import Final
 
 from headway.router.client import App, ClientConnection, ClientLimits, Hub
@@ -28,6 +30,7 @@ __all__ = [
     "serve",
 ]
 
+_log = logging.getLogger("headway.router")
 _FLUSH_S: Final = 1.0
 
 
@@ -81,7 +84,8 @@ async def serve(
     port: int,
     limits: ClientLimits | None = None,
     ssl: tls.SSLContext | None = None,
+    say: Callable[[str], object] = _log.warning,
 ) -> Server:
-    """Listens. port: 0 takes a free one. Raises OSError where it can't."""
-    hub = Hub(app, limits or ClientLimits(), asyncio.get_running_loop())
+    """Listens. port: 0 takes a free one. say: told of what is refused. Raises OSError."""
+    hub = Hub(app, limits or ClientLimits(), asyncio.get_running_loop(), say)
     return Server(hub, await listen(hub, host, port, ssl))

@@ -6,7 +6,6 @@ that, nor do they say or wait when the process has no files left: uvloop's cut w
 
 import asyncio
 import errno
-import logging
 import os
 import socket
 import ssl as tls
@@ -24,8 +23,6 @@ _PAUSE_S: Final = 1.0
 _SAY_EVERY_S: Final = 60.0
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-_log = logging.getLogger("headway.router")
-
 
 class Listener:
     """Listens at one address, which may be several sockets. port: that of the first."""
@@ -38,7 +35,7 @@ class Listener:
         self._ssl = ssl
         self._opening: dict[ClientConnection, asyncio.Task[None]] = {}
         self._resuming: asyncio.TimerHandle | None = None
-        self._said_s = -inf
+        self._said_s: dict[str, float] = {}
         self.port = int(sockets[0].getsockname()[1])
         self._resume()
 
@@ -117,9 +114,9 @@ class Listener:
 
     def _say(self, what: str) -> None:
         now_s = self._hub.loop.time()
-        if now_s - self._said_s >= _SAY_EVERY_S:
-            self._said_s = now_s
-            _log.warning("%s", what)
+        if now_s - self._said_s.get(what, -inf) >= _SAY_EVERY_S:
+            self._said_s[what] = now_s
+            self._hub.say(what)
 
 
 async def listen(hub: Hub, host: str, port: int, ssl: tls.SSLContext | None = None) -> Listener:

@@ -24,8 +24,9 @@ from headway.router.service import Service
 from headway.router.upstream import MAX_IDLE
 
 ADMIN_HOST: Final = "127.0.0.1"
-FILES_BESIDE: Final = 64 + REFUSED_AT_ONCE
-"""Open files beside the connections of clients and to engines."""
+_ADMIN_LIMITS: Final = ClientLimits(max_connections=16)
+FILES_BESIDE: Final = 128 + REFUSED_AT_ONCE
+"""Open files beside the connections of clients and to engines; the admin port's among them."""
 FEWEST_CONNECTIONS: Final = 16
 
 _GC_OBJECTS: Final = 20_000
@@ -68,7 +69,7 @@ class _Run:
         connections: int,
     ) -> None:
         self._router = config.router
-        self._limits = ClientLimits(max_connections=connections)
+        self._connections = connections
         self._say = say
         self._service = Service(config, say=say, log=log)
         self._tls = settings.server_tls(config.router.tls) if config.router.tls else None
@@ -79,11 +80,14 @@ class _Run:
     async def until_stopped(self) -> int:
         router, service = self._router, self._service
         loop = asyncio.get_running_loop()
-        server = await _listen(App(service), router.host, router.port, self._limits, self._tls)
+        limits = ClientLimits(max_connections=self._connections)
+        server = await self._listen(App(service), router.host, router.port, limits, self._tls)
         admin = None
         if router.admin_port:
             try:
-                admin = await _listen(Admin(service), ADMIN_HOST, router.admin_port)
+                admin = await self._listen(
+                    Admin(service), ADMIN_HOST, router.admin_port, _ADMIN_LIMITS
+                )
             except ListenError:
                 await server.close(0.0)
                 raise
@@ -105,6 +109,24 @@ class _Run:
         self._say("stopped")
         return 0
 
+    async def _listen(
+        self,
+        app: App | Admin,
+        host: str,
+        port: int,
+        limits: ClientLimits,
+        tls: ssl.SSLContext | None = None,
+    ) -> Server:
+        try:
+            return await serve(app, host, port, limits, tls, self._warn)
+        except OSError as error:
+            said = error.strerror or str(error)
+            reason = said[:1].lower() + said[1:]
+            raise ListenError(f"cannot listen on {_place(host, port)}: {reason}") from error
+
+    def _warn(self, what: str) -> None:
+        self._say(f"warning: {what}")
+
     def _on_stop(self, server: Server) -> None:
         if not self._stop.is_set():
             if server.requests:
@@ -113,21 +135,6 @@ class _Run:
         elif self._cutting is None:
             self._say(f"cutting {server.requests} answers")
             self._cutting = asyncio.get_running_loop().create_task(server.close(0.0))
-
-
-async def _listen(
-    app: App | Admin,
-    host: str,
-    port: int,
-    limits: ClientLimits | None = None,
-    tls: ssl.SSLContext | None = None,
-) -> Server:
-    try:
-        return await serve(app, host, port, limits, ssl=tls)
-    except OSError as error:
-        said = error.strerror or str(error)
-        reason = said[:1].lower() + said[1:]
-        raise ListenError(f"cannot listen on {_place(host, port)}: {reason}") from error
 
 
 def _place(host: str, port: int) -> str:
