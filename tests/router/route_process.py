@@ -54,9 +54,11 @@ class Process:
         self.process.send_signal(number)
 
     async def ended(self):
-        """The exit status."""
+        """The exit status; all that it said is in `said` then."""
         async with asyncio.timeout(WAIT_S):
-            return await self.process.wait()
+            status = await self.process.wait()
+            await self._reading
+            return status
 
     async def log(self):
         """What it wrote on standard output, once it has ended."""
