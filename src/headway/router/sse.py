@@ -27,16 +27,16 @@ _FINISH: Final = re.compile(rb'(?<!\\)"finish_reason":\s*"([^"\\]*)"')
 _STOP: Final = re.compile(rb'(?<!\\)"stop_reason":\s*"([^"\\]*)"')
 _RESPONSE_END: Final = re.compile(rb'(?<!\\)"type":\s*"response\.(completed|incomplete|failed)"')
 _RESPONSE_ENDS: Final = (b"response.completed", b"response.incomplete", b"response.failed")
-_DONE: Final = re.compile(rb"(?:^|\n)data:\s*\[DONE\]\s*(?:\n|\Z)")
+_DONE: Final = re.compile(rb"\ndata:\s*\[DONE\]\s*(?:\n|\Z)")
 _ERROR_EVENT: Final = re.compile(
-    rb'(?:^|\n)(?:data:\s*\{"error"|event:\s*(?:error|response\.failed)\r?\n)'
+    rb'\n(?:data:\s*\{"error"|event:\s*(?:error|response\.failed)\r?\n)'
 )
 _SILENCE: Final = re.compile(rb"(?::[^\n]*\n|\r?\n)*")
 _ERROR_STARTS: Final = (b'data: {"error"', b"event: error\n")
 _OPEN_STARTS: Final = (*_ERROR_STARTS, b"\r\n")
 _WHOLE_EVENT: Final = re.compile(rb".+?\n\r?\n", re.DOTALL)
 _OPENING_BYTES: Final = 65_536
-_MESSAGE_END: Final = re.compile(rb"(?:^|\n)event:\s*message_stop\r?\n")
+_MESSAGE_END: Final = re.compile(rb"\nevent:\s*message_stop\r?\n")
 
 # Events that vLLM sends before there is a token: response.created, response.in_progress.
 _PREAMBLE: Final = {"responses": 2}
