@@ -14,7 +14,7 @@ from .certificates import contexts
 from .fleet import PATHS, Fleet, body_of, run, wire_bytes
 from .route_process import route, served
 from .stub_engine import FLOODS, Stub
-from .wire import Wire, until
+from .wire import Wire, no_more_files, until
 
 SIZES = {"max_body_bytes": 60_000, "max_bodies_bytes": 200_000}
 JSON_PATHS = (*PATHS, "/v1/embeddings")
@@ -172,6 +172,25 @@ def test_a_client_that_does_not_read_is_cut_and_its_engine_stops(split, secret, 
             assert fleet.count("requests", status="499" if stream else "200") == 1
             if stream:
                 assert fleet.stubs[-1].seen[-1].end == "cut"
+            wire.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", JSON_PATHS)
+def test_an_engine_isnt_blamed_for_files_that_are_missing_here(path):
+    async def main():
+        async with Fleet(engines=2) as fleet:
+            wire = await Wire.open(fleet.server.port)
+            wire.send(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await wire.answer()).status == 200
+            with no_more_files():
+                for _ in range(10):
+                    wire.send(wire_bytes(body_of(path), path))
+                    assert (await wire.answer()).status == 502
+            assert all(e.ready(fleet.service.now()) for e in fleet.service.engines.values())
+            wire.send(wire_bytes(body_of(path), path))
+            assert (await wire.answer()).status == 200
             wire.close()
 
     run(main)

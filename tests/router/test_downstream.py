@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import resource
 import socket
 
 import pytest
@@ -12,7 +10,7 @@ from headway.router import listener
 from headway.router.downstream import BodyTooLarge, ClientGone
 
 from .certificates import contexts
-from .wire import Wire, each_loop, served, soon, until
+from .wire import Wire, each_loop, no_more_files, served, soon, until
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 BIG = 4 << 20
@@ -541,19 +539,13 @@ def test_without_files_clients_wait_and_are_served_later(run, monkeypatch, caplo
         async with served(echo) as server:
             loop = asyncio.get_running_loop()
             clients = [socket.socket() for _ in range(30)]
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            free = os.dup(0)
-            os.close(free)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-            try:
+            with no_more_files():
                 for client in clients:
                     client.setblocking(False)
                     await loop.sock_connect(client, ("127.0.0.1", server.port))
                 await until(lambda: "accept: Too many open files" in caplog.text)
                 await asyncio.sleep(0.2)
                 assert not server.connections
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for client in clients:
                 await loop.sock_sendall(client, GET)
             for client in clients:

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import struct
 from itertools import pairwise
@@ -46,6 +48,19 @@ async def until(condition):
     while not condition():
         assert asyncio.get_running_loop().time() < end_s
         await asyncio.sleep(0.001)
+
+
+@contextlib.contextmanager
+def no_more_files():
+    """This process can open none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Answer:

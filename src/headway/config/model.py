@@ -149,6 +149,11 @@ class Router:
         "size of all bodies that are held at once, each until its answer begins; beyond it 429 and "
         "Retry-After; not set: eight times max_body_bytes",
     ] = None
+    keep_alive_s: Annotated[
+        float,
+        _SECONDS,
+        "a client's connection may rest; a proxy in front should close its own before",
+    ] = 75.0
     long_prompt_tokens: Annotated[
         int, _TOKENS, "a prompt with more uncached tokens counts as long in metrics and reasons"
     ] = LONG_PREFILL_TOKENS

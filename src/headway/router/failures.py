@@ -1,6 +1,14 @@
 """How a call to an engine can fail."""
 
+import errno
+from typing import Final
+
 from headway.core.errors import HeadwayError
+
+OUT_OF_ROOM: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+)
+"""Errors of sockets that are for want of files, memory or ports here."""
 
 
 class UpstreamError(HeadwayError):
@@ -14,7 +22,14 @@ class UpstreamError(HeadwayError):
 
 
 class ConnectFailed(UpstreamError):  # noqa: N818 - as ClientGone
-    """No connection: refused, unreachable, or not in time. Nothing was sent."""
+    """No connection: refused, unreachable, or not in time. Nothing was sent.
+
+    ours: for want of files, memory or ports here, which says nothing of the engine.
+    """
+
+    def __init__(self, message: str, *, ours: bool = False) -> None:
+        super().__init__(message)
+        self.ours = ours
 
 
 class ConnectTimeout(ConnectFailed):

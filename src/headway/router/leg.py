@@ -171,14 +171,16 @@ class Leg:
 
         status: of its answer, if the head of one came.
         """
-        self._fail()
         cause = "died"
         if isinstance(error, ConnectFailed):
             cause = _NO_CONNECTION
+            if error.ours:
+                return LegFailed(self.engine, status, cause)
         elif isinstance(error, _TIMEOUTS):
             cause = "timeout"
         elif isinstance(error, CutShort):
             cause = "cut short"
+        self._fail()
         return LegFailed(self.engine, status, cause)
 
     def _fail(self) -> None:

@@ -5,7 +5,6 @@ that, nor do they say or wait when the process has no files left: uvloop's cut w
 """
 
 import asyncio
-import errno
 import os
 import socket
 import ssl as tls
@@ -13,6 +12,7 @@ from math import inf
 from typing import Final
 
 from headway.router.client import ClientConnection, Hub
+from headway.router.failures import OUT_OF_ROOM
 
 REFUSED_AT_ONCE: Final = 64
 """Connections beyond the limit that are told so; more are closed without a word."""
@@ -21,7 +21,6 @@ _ACCEPTED_AT_ONCE: Final = 64
 """Before others have their turn."""
 _PAUSE_S: Final = 1.0
 _SAY_EVERY_S: Final = 60.0
-_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Listener:
@@ -69,7 +68,7 @@ class Listener:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in _NO_ROOM:
+                if error.errno in OUT_OF_ROOM:
                     self._wait(error)
                     return
                 continue  # that client has left already

@@ -80,7 +80,7 @@ class _Run:
     async def until_stopped(self) -> int:
         router, service = self._router, self._service
         loop = asyncio.get_running_loop()
-        limits = ClientLimits(max_connections=self._connections)
+        limits = ClientLimits(max_connections=self._connections, keep_alive_s=router.keep_alive_s)
         server = await self._listen(App(service), router.host, router.port, limits, self._tls)
         admin = None
         if router.admin_port:

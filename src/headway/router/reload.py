@@ -80,7 +80,8 @@ class Reload:
 
 def _fixed(old: settings.Router, new: settings.Router) -> list[str]:
     """What differs and can't be changed while the router listens."""
-    names = [n for n in ("host", "port", "admin_port") if getattr(old, n) != getattr(new, n)]
+    fixed = ("host", "port", "admin_port", "keep_alive_s")
+    names = [name for name in fixed if getattr(old, name) != getattr(new, name)]
     return [*names, "tls"] if (old.tls is None) != (new.tls is None) else names
 
 

@@ -17,6 +17,7 @@ from headway.router.call import Call, Timeouts
 from headway.router.connection import Connection
 from headway.router.ends import Departing, Sink
 from headway.router.failures import (
+    OUT_OF_ROOM,
     BadUpstream,
     ConnectFailed,
     ConnectTimeout,
@@ -202,7 +203,8 @@ class UpstreamPool:
         except TimeoutError:
             raise ConnectTimeout(f"{self.host}:{self.port}: no connection in time") from None
         except OSError as error:
-            raise ConnectFailed(f"{self.host}:{self.port}: {error}") from error
+            ours = error.errno in OUT_OF_ROOM
+            raise ConnectFailed(f"{self.host}:{self.port}: {error}", ours=ours) from error
         return connection
 
     def _request_head(self, method: str, target: bytes, lines: bytes, length: int | None) -> bytes:
