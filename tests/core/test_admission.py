@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.admission import LONGEST_S, SHORTEST_S, Admitted, Ceiling, Refused
+from headway.core.admission import LONGEST_S, SHORTEST_S, Admitted, ByteCeiling, Ceiling, Refused
 from headway.core.errors import SettingError
 
 gaps = st.sampled_from((0.0, 1e-6, 0.01, 1.0, 30.0, 1e6)) | st.floats(0, 100)
@@ -99,3 +99,19 @@ def test_a_ceiling_of_none_is_an_error() -> None:
         Ceiling(0)
     with pytest.raises(SettingError, match="max_concurrent"):
         Ceiling(1).resize(-1)
+
+
+@given(st.integers(1, 100), st.lists(st.integers(0, 60), max_size=60), st.data())
+def test_bytes_are_taken_whole_or_not_at_all_and_come_back(
+    most: int, sizes: list[int], data: st.DataObject
+) -> None:
+    ceiling, held = ByteCeiling(most), list[int]()
+    for size in sizes:
+        fits = sum(held) + size <= most
+        assert ceiling.fits(size) == fits
+        assert ceiling.take(size) == fits
+        if fits:
+            held.append(size)
+        if held and data.draw(st.booleans()):
+            ceiling.give(held.pop())
+        assert ceiling.held_bytes == sum(held) <= most

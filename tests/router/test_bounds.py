@@ -101,8 +101,12 @@ def test_a_body_that_passes_as_it_comes_counts_while_it_is_held():
     run(main)
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-def test_a_body_is_given_up_when_its_answer_begins(split):
+@pytest.mark.parametrize(
+    ("split", "path"),
+    [(False, PATHS[0]), (True, PATHS[0]), (False, "/inference/v1/generate")],
+    ids=["whole", "split", "passed through"],
+)
+def test_a_body_is_given_up_when_its_answer_begins(split, path):
     """A long stream holds neither its bytes nor what was read out of them."""
     size = 20_000_000
 
@@ -114,16 +118,17 @@ def test_a_body_is_given_up_when_its_answer_begins(split):
             gc.collect()
             tracemalloc.start()
             wire = await Wire.open(fleet.server.port)
-            wire.send(wire_bytes(body_of(text="x" * size, stream=True)))
+            wire.send(wire_bytes(body_of(text="x" * size, stream=True), path))
             await fleet.until(lambda: stub.active)
-            assert fleet.service.bodies.held_bytes > size
+            if path in PATHS:  # others' heads are passed on before their first event
+                assert fleet.service.bodies.held_bytes > size
             stub.gate.release()
             await wire.until(b"t0")
             assert fleet.service.bodies.held_bytes == 0
             fleet.stubs[0].seen.clear()
             held, most = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-            assert most > 4 * size
+            assert most > 3 * size
             assert held < 2.5 * size, "the stub has the bytes and what it read out of them"
             for _ in range(10):
                 stub.gate.release()

@@ -94,6 +94,14 @@ def test_what_is_held_of_a_streams_beginning_is_bounded():
     assert 60_000 < len(passed) < 70_000
 
 
+def test_a_large_beginning_is_read_all_the_same():
+    silence = b":" + b"x" * 70_000 + b"\n\n"
+    opening = Opening()
+    opening.feed(silence + b"data: " + OPENAI_ERROR + b"\n\n")
+    assert opening.error == (503, OPENAI_ERROR)
+    assert Opening().feed(silence + CHAT) == silence + CHAT
+
+
 def response_event(name, params=b'"kv_transfer_params":null'):
     return (
         b"event: response.%b\n" % name

@@ -49,23 +49,60 @@ async def forward(record: Record) -> None:
         record.refuse_body(error)
 
 
+class _Sent:
+    """What goes to an engine, and to another one if that fails.
+
+    whole: None for a body that passes as it comes, and once an answer has begun.
+    """
+
+    def __init__(self, request: ClientRequest, limit: int, ceiling: ByteCeiling) -> None:
+        self._request = request
+        self._limit = limit
+        self._ceiling = ceiling
+        self.whole: bytes | None = None
+
+    async def read(self) -> None:
+        """Read it if it may be JSON, without what clients may not say. Raises BodyError."""
+        request = self._request
+        if request.length == 0:
+            self.whole = b""
+            return
+        if request.length is not None and request.length > self._limit:
+            raise BodyTooLarge(self._limit)
+        types = [value.lower() for name, value in request.headers if name == b"content-type"]
+        if not types or any(b"json" in value for value in types):
+            self.whole = _without_handoff(await request.body(self._limit, self._ceiling))
+
+    def body(self) -> bytes | AsyncIterator[bytes]:
+        """All of it, or it as it comes, which can be had once."""
+        return self._stream() if self.whole is None else self.whole
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in self._request.stream_body(self._ceiling):
+            size += len(part)
+            if size > self._limit:
+                raise BodyTooLarge(self._limit)
+            yield part
+
+
 async def _forward(record: Record) -> None:
     service, request = record.service, record.request
     limit = service.config.router.max_body_bytes
-    whole = await _read(request, limit, service.bodies)
+    sent = _Sent(request, limit, service.bodies)
+    await sent.read()
     first: LegFailed | None = None
     tried: list[str] = []
     service.retries.earn()
     while engine := _least_busy(record, tried):
         tried.append(engine.id)
         record.served("passed through", *tried)
-        body = _stream(request, limit, service.bodies) if whole is None else whole
         try:
-            await _on(engine, record, body)
+            await _on(engine, record, sent)
         except LegFailed as failure:
             first = first or failure
             # A body that went out as it came is gone, unless nothing was sent.
-            again = failure.cause == "connect" or whole is not None
+            again = failure.cause == "connect" or sent.whole is not None
             if not again or len(tried) == ATTEMPTS or not service.retries.spend(service.now()):
                 break
             service.metrics.retries.add(failure.cause)
@@ -79,7 +116,7 @@ async def _forward(record: Record) -> None:
         record.refuse(status, f"the engine gave no answer ({first.cause})", "passed through")
 
 
-async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]) -> None:
+async def _on(engine: Engine, record: Record, sent: _Sent) -> None:
     """One attempt. Raises LegFailed while nothing has reached the client."""
     service, request = record.service, record.request
     target = request.path.encode("latin-1")
@@ -88,7 +125,10 @@ async def _on(engine: Engine, record: Record, body: bytes | AsyncIterator[bytes]
     lines = service.upstream_lines(request.headers)
     timeouts = service.timeouts(0, streams=False)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
+        body = sent.body()
         call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)
+        del body  # no other engine may try any more
+        sent.whole = None
         if call.status != 501:  # what an engine doesn't offer says nothing about its health
             leg.judge(call.status)
         service.metrics.routes.add(service.config.router.strategy, "passed through")
@@ -109,21 +149,6 @@ async def _answer(record: Record, call: Call) -> None:
         record.broke_off = True
         return
     request.finish()
-
-
-async def _read(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> bytes | None:
-    """The body if it may be JSON, without what clients may not say; None for one to stream.
-
-    Raises BodyError.
-    """
-    if request.length == 0:
-        return b""
-    if request.length is not None and request.length > limit:
-        raise BodyTooLarge(limit)
-    types = [value.lower() for name, value in request.headers if name == b"content-type"]
-    if types and not any(b"json" in value for value in types):
-        return None
-    return _without_handoff(await request.body(limit, ceiling))
 
 
 def _without_handoff(body: bytes) -> bytes:
@@ -155,16 +180,6 @@ def _strip(value: object) -> bool:
         elif isinstance(each, list):
             todo += each
     return found
-
-
-async def _stream(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises BodyError."""
-    size = 0
-    async for part in request.stream_body(ceiling):
-        size += len(part)
-        if size > limit:
-            raise BodyTooLarge(limit)
-        yield part
 
 
 def _least_busy(record: Record, tried: Collection[str]) -> Engine | None:

@@ -102,7 +102,7 @@ class Record:
         self.refuse(
             error.status,
             error.message,
-            "bad body",
+            "ceiling" if error.status == 429 else "bad body",
             headers=error.headers,
             param=error.param,
             code=error.code,

@@ -174,7 +174,6 @@ class ClientRequest:
         self._check_sound()
         if self._size > limit:
             raise BodyTooLarge(limit)
-        self._check_present()
         return self._take()
 
     async def stream_body(self, ceiling: ByteCeiling | None = None) -> AsyncIterator[bytes]:

@@ -56,17 +56,14 @@ class Opening:
     def feed(self, data: bytes) -> bytes:
         """Bytes that came; returns all that may pass now, nothing while it is open what it says."""
         self._held = held = self._held + data
-        if len(held) > _OPENING_BYTES:
-            return held
         event = _SILENCE.sub(b"", held, count=1)
         if event.startswith(_ERROR_STARTS):
             whole = _WHOLE_EVENT.match(event)
-            if whole is None:
-                return b""
-            self.error = _error_in(whole[0])
-        elif event[:1] == b":" or any(start.startswith(event) for start in _OPEN_STARTS):
-            return b""
-        return held
+            is_open = whole is None
+            self.error = _error_in(whole[0]) if whole else None
+        else:
+            is_open = event[:1] == b":" or any(start.startswith(event) for start in _OPEN_STARTS)
+        return b"" if is_open and len(held) <= _OPENING_BYTES else held
 
 
 def _error_in(event: bytes) -> tuple[int, bytes] | None:
