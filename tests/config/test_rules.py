@@ -103,7 +103,7 @@ def test_a_pool_takes_no_longer_prompts_than_its_context():
 def test_all_bodies_together_may_have_what_one_may():
     text = f"[router]\nmax_body_bytes = 5000\nmax_bodies_bytes = 4999\n{BOTH}"
     assert problems(text) == {("router.max_bodies_bytes", 3)}
-    assert config.parse(f"[router]\nmax_body_bytes = 5000\n{BOTH}").router.bodies_bytes == 40_000
+    assert config.parse(f"[router]\nmax_body_bytes = 5000\n{BOTH}").router.bodies_bytes == 20_000
     text = f"[router]\nmax_body_bytes = 5000\nmax_bodies_bytes = 5000\n{BOTH}"
     assert config.parse(text).router.bodies_bytes == 5000
 

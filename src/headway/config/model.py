@@ -147,7 +147,7 @@ class Router:
         int | None,
         Whole(1024, 2**40),
         "size of all bodies that are held at once, each until its answer begins; beyond it 429 and "
-        "Retry-After; not set: eight times max_body_bytes",
+        "Retry-After; not set: four times max_body_bytes",
     ] = None
     keep_alive_s: Annotated[
         float,
@@ -177,7 +177,7 @@ class Router:
     @property
     def bodies_bytes(self) -> int:
         """max_bodies_bytes, or what it is where it isn't set."""
-        return self.max_bodies_bytes or 8 * self.max_body_bytes
+        return self.max_bodies_bytes or 4 * self.max_body_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
