@@ -45,11 +45,6 @@ class Reply:
         return self._parsed
 
     @property
-    def parsed(self) -> Parsed:
-        """The request; without its body once a stream has begun."""
-        return self._parsed
-
-    @property
     def started(self) -> bool:
         """Some of it has left: no other engine may answer now."""
         return self._request.started
