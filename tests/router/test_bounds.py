@@ -193,6 +193,10 @@ def test_an_engine_isnt_blamed_for_files_that_are_missing_here(path):
                 for _ in range(10):
                     wire.send(wire_bytes(body_of(path), path))
                     assert (await wire.answer()).status == 502
+                for engine in fleet.known:
+                    engine.upstream.discard_idle()
+                    for _ in range(5):
+                        await fleet.service._checker(engine).check()
             assert all(e.ready(fleet.service.now()) for e in fleet.service.engines.values())
             wire.send(wire_bytes(body_of(path), path))
             assert (await wire.answer()).status == 200

@@ -22,18 +22,15 @@ class UpstreamError(HeadwayError):
 
 
 class ConnectFailed(UpstreamError):  # noqa: N818 - as ClientGone
-    """No connection: refused, unreachable, or not in time. Nothing was sent.
-
-    ours: for want of files, memory or ports here, which says nothing of the engine.
-    """
-
-    def __init__(self, message: str, *, ours: bool = False) -> None:
-        super().__init__(message)
-        self.ours = ours
+    """No connection: refused, unreachable, or not in time. Nothing was sent."""
 
 
 class ConnectTimeout(ConnectFailed):
     """No connection in time. The engine may be busy, or its machine gone."""
+
+
+class NoRoom(ConnectFailed):
+    """No connection for want of files, memory or ports here. It says nothing of the engine."""
 
 
 class FirstByteTimeout(UpstreamError):  # noqa: N818 - as ClientGone

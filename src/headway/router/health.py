@@ -15,6 +15,7 @@ from headway.router.upstream import (
     ConnectTimeout,
     FirstByteTimeout,
     IdleTimeout,
+    NoRoom,
     Timeouts,
     TotalTimeout,
     UpstreamError,
@@ -22,7 +23,7 @@ from headway.router.upstream import (
 
 STARTING_S: Final = 1.0
 """Between checks of an engine that hasn't been up yet."""
-_TIMEOUTS: Final = (ConnectTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout)
+_UNHEARD: Final = (ConnectTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout, NoRoom)
 _BUSY: Final = frozenset({408, 429, 504})
 """What a proxy before the engine says that waited for it in vain, or a server with too much."""
 METRICS_LIMIT_BYTES: Final = 4 << 20
@@ -160,7 +161,7 @@ class Checker:
         try:
             call = await upstream.send("GET", target, self._lines(), b"", timeouts)
             body = await call.read(METRICS_LIMIT_BYTES)
-        except _TIMEOUTS:
+        except _UNHEARD:
             return Check.SILENT
         except UpstreamError:
             return Check.DEAD

@@ -14,6 +14,7 @@ from headway.router.upstream import (
     CutShort,
     FirstByteTimeout,
     IdleTimeout,
+    NoRoom,
     Timeouts,
     TotalTimeout,
     UpstreamError,
@@ -174,13 +175,12 @@ class Leg:
         cause = "died"
         if isinstance(error, ConnectFailed):
             cause = _NO_CONNECTION
-            if error.ours:
-                return LegFailed(self.engine, status, cause)
         elif isinstance(error, _TIMEOUTS):
             cause = "timeout"
         elif isinstance(error, CutShort):
             cause = "cut short"
-        self._fail()
+        if not isinstance(error, NoRoom):
+            self._fail()
         return LegFailed(self.engine, status, cause)
 
     def _fail(self) -> None:

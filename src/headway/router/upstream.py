@@ -24,6 +24,7 @@ from headway.router.failures import (
     CutShort,
     FirstByteTimeout,
     IdleTimeout,
+    NoRoom,
     TooLarge,
     TotalTimeout,
     UpstreamDied,
@@ -39,6 +40,7 @@ __all__ = [
     "Departing",
     "FirstByteTimeout",
     "IdleTimeout",
+    "NoRoom",
     "Sink",
     "Timeouts",
     "TooLarge",
@@ -203,8 +205,8 @@ class UpstreamPool:
         except TimeoutError:
             raise ConnectTimeout(f"{self.host}:{self.port}: no connection in time") from None
         except OSError as error:
-            ours = error.errno in OUT_OF_ROOM
-            raise ConnectFailed(f"{self.host}:{self.port}: {error}", ours=ours) from error
+            failure = NoRoom if error.errno in OUT_OF_ROOM else ConnectFailed
+            raise failure(f"{self.host}:{self.port}: {error}") from error
         return connection
 
     def _request_head(self, method: str, target: bytes, lines: bytes, length: int | None) -> bytes:
