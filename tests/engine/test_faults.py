@@ -1,6 +1,7 @@
 """Whatever fails in headway's own code leaves the step to vLLM, and serving goes on."""
 
 import logging
+import random
 
 import pytest
 from vllm.v1.request import RequestStatus
@@ -18,6 +19,7 @@ from headway.engine.steps import StepClock
 from headway.engine.tracks import Tracks
 
 from .conftest import teach
+from .connector import transfer
 from .harness import make_request, make_scheduler
 
 IN_EVERY_STEP = (
@@ -247,6 +249,52 @@ def test_faults_with_good_steps_between_them_dont_add_up(made, monkeypatch):
     assert fault.times > MOST_IN_A_ROW
     assert fallback_steps() - before == fault.times
     assert not driver.scheduler._steering.aside
+
+
+class Chance:
+    """Holds any number with a probability."""
+
+    def __init__(self, rng, probability):
+        self._rng = rng
+        self._probability = probability
+
+    def __contains__(self, number):
+        return self._rng.random() < self._probability
+
+
+@pytest.mark.parametrize("policy", ["priority", "slo"])
+@pytest.mark.parametrize("probability", [0.001, 0.01])
+def test_whatever_fails_whenever_all_are_served(made, monkeypatch, policy, probability):
+    """Also those whose KV comes from elsewhere, those that leave, and those that are preempted."""
+    rng = random.Random(probability)
+    faults = [Faulty(monkeypatch, place, Chance(rng, probability)) for place in PLACES]
+    driver = made(policy, kv_transfer=transfer())
+    scheduler = driver.scheduler
+    free, wanted = free_blocks(scheduler), {}
+    for fault in faults:
+        fault.armed = True
+    while driver.steps < 150 or scheduler.has_unfinished_requests():
+        for _ in range(rng.choice((0, 0, 1, 2)) if driver.steps < 150 else 0):
+            tokens, output = rng.choice((20, 60, 300)), rng.choice((1, 10, 40))
+            request = make_request(tokens, output, arrival_time=driver.clock.time())
+            if rng.random() < 0.2:
+                request.kv_transfer_params = {"do_remote_prefill": True}
+            wanted[request.request_id] = output
+            driver.add(request)
+        if rng.random() < 0.03 and (there := sorted(wanted.keys() & scheduler.requests.keys())):
+            gone = rng.choice(there)
+            if gone not in scheduler.connector.loading:
+                scheduler.finish_requests(gone, RequestStatus.FINISHED_ABORTED)
+                driver.tokens.pop(gone, None)
+                del wanted[gone]
+        arrived = scheduler.connector.loading[: rng.choice((0, 0, 2))]
+        del scheduler.connector.loading[: len(arrived)]
+        driver.kv_arrivals = set(arrived)
+        driver.step()
+        assert driver.steps < 3_000
+    driver.run()
+    check_served(driver, wanted, free)
+    assert sum(fault.times for fault in faults) > 5
 
 
 def test_steps_without_anything_to_plan_say_nothing_of_planning(made, monkeypatch):
