@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.latency import (
@@ -142,6 +142,32 @@ def test_a_machine_that_changes_speed_is_followed(seed, factor):
     model = taught(rng, 400)
     teach(model, rng, 60, spoil=lambda s: s * factor)
     assert mean_error(model, rng, tuple(c * factor for c in TRUTH)) < 0.15
+
+
+@settings(max_examples=20)
+@given(seeds, st.sampled_from((0.01, 1 / 8, 1 / 3, 3, 8, 100)))
+def test_whatever_the_factor_a_changed_speed_is_learned(seed, factor):
+    """Within 200 steps, errors are as small as they were."""
+    rng = random.Random(seed)
+    model = taught(rng, 400)
+    teach(model, rng, 200, spoil=lambda s: s * factor)
+    assert mean_error(model, rng, tuple(c * factor for c in TRUTH)) < 0.15
+    teach(model, rng, 200)
+    assert mean_error(model, rng) < 0.15
+
+
+@settings(max_examples=20)
+@given(seeds, st.sampled_from((0.01, 0.1, 10, 1_000)))
+def test_one_outlier_hardly_moves_predictions(seed, factor):
+    """However far off it is: a suspended process, a clock that jumped."""
+    rng = random.Random(seed)
+    model = taught(rng, 400)
+    shape = StepShape(512, attention_work(512, 1_000), 1_000, 16, 16_000)
+    before_s = model.predict(shape)
+    model.observe(shape, factor * before_s)
+    assert model.predict(shape) == pytest.approx(before_s, rel=0.05)
+    teach(model, rng, 8)
+    assert model.predict(shape) == pytest.approx(before_s, rel=0.1)
 
 
 def test_long_stretches_of_decoding_do_not_wash_out_prefill():

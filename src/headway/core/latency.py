@@ -13,9 +13,10 @@ before a step runs.
 
 Samples are kept as normal equations in bins by size of step, and each bin
 forgets on its own: a long stretch of pure decoding doesn't wash out what is
-known about prefill. Every sample counts relative to its own duration, and
+known about prefill. Every sample counts relative to its duration, and
 outliers are weighted down. A quickly moving factor (`drift`) follows a machine
-that becomes slower or faster as a whole.
+that becomes slower or faster as a whole, by whatever factor; samples are kept
+as they would have been without it, so those from before stay true.
 """
 
 import math
@@ -84,7 +85,7 @@ class StepTimeModel:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         weight = self._weigh(shape, seconds)
-        self._add(shape, seconds, weight)
+        self._add(shape, seconds / self.drift, weight)
         self.samples += 1
         if shape.prefill_tokens > 0:
             self._prefill_samples += 1
@@ -155,21 +156,20 @@ class StepTimeModel:
         raw = self._raw(shape)
         if self.samples < READY_SAMPLES or raw <= 0:
             return 1.0
-        ratio = seconds / (self.drift * raw)
-        off = abs(ratio - 1)
+        off = math.log(seconds / (self.drift * raw))
         typical = max(self.error, 0.02)
-        weight = min(1.0, OUTLIER * typical / off) if off > 0 else 1.0
-        capped = min(off, 2 * OUTLIER * typical)
+        weight = min(1.0, OUTLIER * typical / abs(off)) if off else 1.0
+        capped = min(abs(off), 2 * OUTLIER * typical)
         self.error += ERROR_GAIN * (capped - self.error)
-        step = max(-0.5, min(0.5, seconds / raw - self.drift)) * weight
-        self.drift = max(0.25, min(4.0, self.drift + DRIFT_GAIN * step))
+        self.drift *= math.exp(DRIFT_GAIN * weight * off)
         return weight
 
     def _add(self, shape: StepShape, seconds: float, weight: float) -> None:
         key = (shape.prefill_tokens.bit_length(), shape.decodes.bit_length())
         held = self._bins.setdefault(key, [0.0] * (MOMENTS + TERMS))
         x = (1.0, *shape)
-        scale = weight / (seconds * seconds)
+        expected_s = max(seconds, self._raw(shape))  # one far too short would count most of all
+        scale = weight / (expected_s * expected_s)
         row = [scale * x[i] * x[j] for i in range(TERMS) for j in range(i, TERMS)]
         row += [scale * x[i] * seconds for i in range(TERMS)]
         total = self._total
