@@ -1,5 +1,6 @@
 """A KV connector without workers: some requests' KV arrives later, when the test says so."""
 
+from collections import Counter
 from typing import Any
 
 from vllm.config import KVTransferConfig
@@ -22,8 +23,10 @@ class LateKV(KVConnectorBase_V1):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.loading: list[str] = []
+        self.asked: Counter[str] = Counter()
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        self.asked[request.request_id] += 1
         parameters = request.kv_transfer_params or {}
         known = 0
         if parameters.get("undecided"):

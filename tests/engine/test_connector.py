@@ -1,5 +1,7 @@
 """Requests whose KV comes from elsewhere."""
 
+import random
+
 import pytest
 from vllm.v1.request import RequestStatus
 
@@ -8,6 +10,8 @@ from headway.core.batching.policy import REJUDGE_STEPS
 from .conftest import teach
 from .connector import transfer
 from .harness import BLOCK, make_request
+from .test_features import lora
+from .test_parking import lora_options
 
 POLICIES = ("sequential", "parallel", "priority", "slo")
 LONG = 400
@@ -140,3 +144,115 @@ def test_no_token_is_set_aside_for_a_prompt_while_the_connector_is_undecided(con
     asked.kv_transfer_params = {}
     driver.run(most=60)
     assert {"asked", "long"} <= set(driver.finished_step)
+
+
+def arrive_and_finish(driver, requests, per_step):
+    """All requests, some a step; whatever KV is on its way arrives after each step."""
+    todo = list(requests)
+    scheduler = driver.scheduler
+    while todo or scheduler.has_unfinished_requests():
+        driver.add(*todo[:per_step])
+        del todo[:per_step]
+        for request in scheduler.kv_holding_waiting:
+            arrived = request.request_id in scheduler.finished_recving_kv_req_ids
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and not arrived:
+                driver.kv_arrivals.add(request.request_id)
+        driver.step()
+        assert driver.steps < 5_000
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_connector_is_asked_at_most_once_more_than_by_stock_vllm(connected, policy):
+    """To plan; by vLLM when it starts the prompt. While 200 wait, and many are held or cut."""
+    driver = connected(policy, seats=12)
+    teach(driver.scheduler)
+    rng = random.Random(7)
+    requests = []
+    for i in range(200):
+        tokens = rng.choice((60, 150, 300, 600, 3_000))
+        where = rng.choice(({}, {}, {"stored": tokens // 2}, {"stored": tokens, "at_once": True}))
+        request = remote(tokens, f"r{i}", rng.randint(1, 20), **where or {"nowhere": True})
+        requests.append(request)
+    arrive_and_finish(driver, requests, per_step=4)
+    asked = driver.scheduler.connector.asked
+    assert len(asked) == 200
+    assert max(asked.values()) <= 2
+
+
+def test_prompts_that_fit_the_step_are_asked_for_by_vllm_alone(connected):
+    driver = connected("parallel")
+    for i in range(20):
+        driver.add(remote(50, f"r{i}", stored=32, at_once=True))
+        driver.step()
+    driver.run()
+    assert set(driver.scheduler.connector.asked.values()) == {1}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_prompt_that_vllm_finds_undecided_is_set_aside_until_the_connector_knows(
+    connected, policy
+):
+    """It fits the step, so nobody asked before; then it is asked again, and stops nobody."""
+    driver = connected(policy)
+    asked = remote(50, "asked", undecided=True)
+    driver.add(asked)
+    for i in range(6):
+        driver.add(make_request(50, 1, name=f"free{i}"))
+        driver.step()
+    assert "asked" not in driver.first_token_step
+    assert len(driver.first_token_step) >= 4
+    assert driver.scheduler.connector.asked["asked"] >= 4
+    assert driver.scheduler.make_stats().num_skipped_waiting_reqs == 1
+    asked.kv_transfer_params = {}
+    driver.run(most=30)
+    assert driver.tokens["asked"] == 3
+
+
+def test_a_preempted_prompt_is_asked_for_anew(connected):
+    """What the connector has may have changed since."""
+    driver = connected("parallel")
+    driver.add(remote(3_000, "r", 40, stored=640, at_once=True))
+    while "r" not in driver.first_token_step:
+        driver.step()
+    while driver.busy:
+        driver.deliver()
+    before = driver.scheduler.connector.asked["r"]
+    driver.scheduler.reset_prefix_cache(reset_running_requests=True)
+    driver.run(most=200)
+    assert driver.scheduler.connector.asked["r"] > before
+
+
+def test_a_request_that_reads_no_cache_is_planned_without_the_connectors(connected):
+    """vLLM computes all of its prompt (prompt logprobs need that), whatever is stored."""
+    driver = connected("parallel")
+    driver.add(make_request(9_000, 1, name="long"))
+    driver.step()
+    request = remote(3_000, "whole", stored=2_992, at_once=True)
+    request.skip_reading_prefix_cache = True
+    driver.add(request)
+    for _ in range(3 + REJUDGE_STEPS):
+        driver.step()
+    assert "whole" not in {r.request_id for r in driver.scheduler.running}
+    driver.run()
+    assert driver.tokens["whole"] == 3
+
+
+@pytest.mark.parametrize("policy", ["parallel", "slo"])
+def test_a_fetched_request_waits_for_its_adapters_slot_though_the_loaded_one_is_paused(
+    connected, policy
+):
+    """vLLM starts it by itself as soon as it sees a free slot, and fails where two take one."""
+    driver = connected(policy, **lora_options(1))
+    teach(driver.scheduler)
+    fetched = remote(3_000, "fetched", 40)
+    fetched.lora_request = lora(2)
+    driver.add(fetched)
+    driver.step()
+    long = make_request(9_000, 3, name="long", lora_request=lora(1))
+    driver.add(long)
+    for _ in range(3):
+        driver.step()
+    driver.add(*(make_request(390, 2, name=f"short{i}") for i in range(6)))
+    driver.kv_arrivals = {"fetched"}
+    driver.run(most=400)
+    assert driver.tokens["fetched"] == 40

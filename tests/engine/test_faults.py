@@ -9,9 +9,11 @@ from vllm.v1.request import RequestStatus
 from headway.core.batching.backlog import Backlog
 from headway.core.batching.policy import Policy
 from headway.core.latency import StepTimeModel
-from headway.engine import steering
+from headway.engine import conductor, steering
 from headway.engine.conductor import Conductor
+from headway.engine.grammars import ReadyGrammars
 from headway.engine.kv import Judge, KVView
+from headway.engine.lookups import Lookups
 from headway.engine.queue import PlannedQueue
 from headway.engine.report import Report
 from headway.engine.steering import MOST_IN_A_ROW
@@ -41,17 +43,20 @@ IN_EVERY_STEP = (
     (StepTimeModel, "observe"),
     (Tracks, "deadlines_s"),
     (PlannedQueue, "begin"),
+    (Conductor, "tell_deferred"),
+    (Lookups, "new_step"),
+    (ReadyGrammars, "take"),
 )
 NOW_AND_THEN = (
     (Backlog, "park"),
     (Conductor, "_express"),
-    (Conductor, "_line_up_victims"),
+    (conductor, "line_up_victims"),
     (Conductor, "_still_fits_caps"),
     (Conductor, "_waits"),
     (Conductor, "end_step"),
     (Conductor, "refuses"),
     (Judge, "length"),
-    (Judge, "new_step"),
+    (Judge, "waits_for"),
     (Judge, "probe"),
     (KVView, "blocks_to_hold"),
     (KVView, "prefix_hit"),

@@ -144,6 +144,36 @@ def test_throttling_of_prefills_is_forwarded(drive):
     assert {"decode", "long"} <= set(driver.finished_step)
 
 
+@pytest.mark.parametrize(("policy", "bound"), [("slo", False), ("parallel", True)])
+def test_a_backlog_that_a_policys_own_limit_makes_does_not_end_throttling(drive, policy, bound):
+    """vLLM ends it where an engine can't keep up: its tokens, seats or KV blocks are used up."""
+    driver = drive(policy, budget=4_096, max_num_partial_prefills=1)
+    teach(driver.scheduler)
+    driver.add(*(make_request(16, 500, arrival_time=driver.clock.time()) for _ in range(8)))
+    while len(driver.first_token_step) < 8:
+        driver.step()
+    driver.add(make_request(20_000, 1, arrival_time=driver.clock.time()))
+    driver.add(*(make_request(3_000, 1, arrival_time=driver.clock.time()) for _ in range(3)))
+    driver.step()
+    assert len(driver.scheduler.waiting) > 0
+    assert driver.scheduler.prefill_capacity_bound == bound
+
+
+@pytest.mark.parametrize("seats", [2, 64])
+def test_throttling_ends_where_seats_are_taken_or_prompts_are_late(drive, seats):
+    driver = drive("slo", budget=4_096, seats=seats, ttft_slo_s=0.5)
+    teach(driver.scheduler)
+    driver.add(*(make_request(16, 900, arrival_time=driver.clock.time()) for _ in range(2)))
+    while len(driver.first_token_step) < 2:
+        driver.step()
+    ages_s = [0.0] if seats == 2 else [30.0] * 20
+    for age_s in ages_s:
+        driver.add(make_request(9_000, 1, arrival_time=driver.clock.time() - age_s))
+    for _ in range(3):
+        driver.step()
+    assert driver.scheduler.prefill_capacity_bound
+
+
 def limits(scheduler, **extra_args):
     request = make_request(50, 2, extra_args=extra_args)
     scheduler.add_request(request)

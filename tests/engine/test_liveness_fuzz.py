@@ -2,12 +2,18 @@
 
 import os
 import random
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from vllm.config import LoRAConfig
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import RequestStatus
+from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS
 
@@ -29,10 +35,12 @@ class World:
     partial: int
     long: int
     connected: bool
+    adapters: int
     live: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     fetched: set[str] = field(default_factory=set)
     """Running requests that started with KV from elsewhere."""
+    compiling: dict[str, Future] = field(default_factory=dict)
     idle_steps: int = 0
 
     def arrive(self, pool_blocks):
@@ -47,13 +55,25 @@ class World:
             prefix_tokens=min(tokens - 1, rng.choice((0, 64, 640))),
             arrival_time=self.driver.clock.time() - rng.choice((0.0, 0.0, 5.0)),
             extra_args=rng.choice((None, {"headway_ttft_slo_s": 0.2})),
+            lora_request=lora(rng.randint(1, self.adapters)) if rng.random() < 0.5 else None,
         )
+        if rng.random() < 0.2:
+            self.compiling[request.request_id] = compile_grammar(request)
         if self.connected:
             request.kv_transfer_params = rng.choice(
                 (None, None, {"do_remote_prefill": True}, {"stored": 160})
             )
         self.live.add(request.request_id)
         self.driver.add(request)
+
+    def compiled(self, share):
+        """The grammars of so many are ready; one in ten fails."""
+        for name in [name for name in self.compiling if self.rng.random() < share]:
+            grammar = self.compiling.pop(name)
+            if self.rng.random() < 0.1:
+                grammar.set_exception(ValueError("no such rule"))
+            else:
+                grammar.set_result(SimpleNamespace())
 
     def abort(self):
         if self.live:
@@ -81,6 +101,7 @@ class World:
         output = driver.step()
         self.live -= driver.finished_step.keys()
         self._check_progress(output, fetched)
+        self._check_slots(output)
         running = {r.request_id for r in scheduler.running}
         self.fetched = (self.fetched | fetched) & running
         self._check_caps()
@@ -88,10 +109,19 @@ class World:
 
     def _check_progress(self, output, fetched):
         scheduler = self.driver.scheduler
-        could_run = scheduler.running or any(r.request_id not in fetched for r in scheduler.waiting)
+        held = fetched | self.compiling.keys()
+        could_run = scheduler.running or any(r.request_id not in held for r in scheduler.waiting)
         stuck = could_run and not output.num_scheduled_tokens
         self.idle_steps = self.idle_steps + 1 if stuck else 0
         assert self.idle_steps < IDLE_STEPS
+
+    def _check_slots(self, output):
+        loras = {
+            request.lora_request.lora_int_id
+            for name in output.num_scheduled_tokens
+            if (request := self.driver.scheduler.requests.get(name)) and request.lora_request
+        }
+        assert len(loras) <= self.driver.scheduler.lora_config.max_loras
 
     def _check_caps(self):
         """Those whose KV was fetched start whatever the caps; all others keep them."""
@@ -107,6 +137,20 @@ class World:
         assert not running & waiting
         assert running | waiting == self.live
         assert len(scheduler.running) <= scheduler.max_num_active_reqs
+
+
+def lora(number):
+    return LoRARequest(lora_name=f"l{number}", lora_int_id=number, lora_path="/nowhere")
+
+
+def compile_grammar(request):
+    """The request waits for a grammar; its future."""
+    grammar: Future = Future()
+    wanted = StructuredOutputRequest(params=StructuredOutputsParams(regex="a"))
+    wanted.grammar = grammar
+    request.structured_output_request = wanted
+    request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    return grammar
 
 
 class Delegate:
@@ -152,6 +196,8 @@ policies = st.one_of(
     caching=st.booleans(),
     max_wait_s=st.sampled_from((0.5, 30.0)),
     vllm_threshold=st.sampled_from((0, 0, 50)),
+    slots=st.sampled_from((1, 2, 8)),
+    adapters=st.integers(1, 6),
 )
 def test_any_load_ends_well(
     folder,
@@ -169,8 +215,11 @@ def test_any_load_ends_well(
     caching,
     max_wait_s,
     vllm_threshold,
+    slots,
+    adapters,
 ):
-    """Random lengths, priorities, aborts, prefixes, pools and arriving KV: all is finished."""
+    """Random lengths, priorities, aborts, prefixes, pools, adapters, grammars and arriving KV:
+    all is finished."""
     rng = random.Random(seed)
     clock = Clock()
     long = min(partial, long_share)
@@ -194,22 +243,27 @@ def test_any_load_ends_well(
         long_prefill_token_threshold=LONG,
         max_wait_s=max_wait_s,
         more_settings=chosen,
+        config_options={"lora_config": LoRAConfig(max_loras=slots, lora_dtype="auto")},
     )
     time.clock = clock
+    manager = scheduler.structured_output_manager
+    manager.should_advance, manager.accept_tokens = (lambda *_: False), (lambda *_: True)
     pool = scheduler.kv_cache_manager.block_pool
     free = pool.get_num_free_blocks()
-    world = World(Driver(scheduler, depth, clock), rng, partial, long, connected)
+    world = World(Driver(scheduler, depth, clock), rng, partial, long, connected, adapters)
     for _ in range(60):
         for _ in range(rng.choice((0, 0, 1, 1, 4))):
             world.arrive(blocks)
         if rng.random() < 0.08:
             world.abort()
         world.deliver_kv(0.3)
+        world.compiled(0.1)
         world.step()
     work = sum(r.num_tokens + r.max_tokens for r in scheduler.requests.values())
     bound = world.driver.steps + 4_000 + work
     while world.live or scheduler.has_unfinished_requests():
         world.deliver_kv(1.0)
+        world.compiled(0.2)
         world.step()
         assert world.driver.steps < bound, "no end"
     world.step()  # tells of KV that arrived for requests that had left

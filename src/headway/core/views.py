@@ -3,6 +3,7 @@
 Times are seconds on one monotonic clock of the host's choosing.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -23,6 +24,7 @@ class Prompt(NamedTuple):
         so it goes first and no cap concerns it.
     unsplit: its chunks can't be sized at will (multimodal input, aligned state), so
         only the token budget limits them.
+    adapter: the LoRA adapter it is computed with, or None.
     """
 
     id: str
@@ -35,6 +37,7 @@ class Prompt(NamedTuple):
     resumed: bool = False
     unsplit: bool = False
     loads: bool = False
+    adapter: int | None = None
 
 
 class Probe(NamedTuple):
@@ -43,20 +46,21 @@ class Probe(NamedTuple):
     tokens: uncached tokens to compute if it were admitted in this step.
     context_tokens: prefix tokens it would reuse.
     blocks: KV blocks it needs to hold its whole prompt.
-    blocked: why it can't start whatever the budget, or None.
+    blocked: why it can't start whatever the budget and the room, or None.
     loads: what starts is the fetching of its KV; nothing is computed in this step.
-    needs_room: if it can't start, it could once running requests have finished.
     exact: `tokens` can't grow before vLLM admits it and nothing but the token
         budget can cut its chunk.
+    ask: judges it again with what somebody else may have of its KV, which costs something;
+        None if that is known or there is nobody to ask. Without it `tokens` is an upper bound.
     """
 
     tokens: int
     context_tokens: int = 0
     blocks: int = 0
     blocked: str | None = None
-    needs_room: bool = True
     loads: bool = False
     exact: bool = True
+    ask: Callable[[], "Probe"] | None = None
 
 
 class Step(NamedTuple):
@@ -72,6 +76,8 @@ class Step(NamedTuple):
     seats: further requests that may start running.
     free_blocks: KV blocks that admitted requests don't need.
     idle: no request is running.
+    adapters: LoRA adapters of running requests.
+    adapter_slots: how many more can be computed with at once.
     """
 
     tokens: int
@@ -83,3 +89,5 @@ class Step(NamedTuple):
     free_blocks: int = 1 << 30
     idle: bool = False
     chunk_tokens: int = 1 << 30
+    adapters: frozenset[int] = frozenset()
+    adapter_slots: int = 1 << 30

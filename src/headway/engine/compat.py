@@ -23,6 +23,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
     "update_from_output": ("scheduler_output", "model_runner_output"),
     "add_request": ("request",),
     "get_request_counts": (),
+    "make_stats": (),
     "_make_cached_request_data": (),
     "_free_request": ("request",),
     "_preempt_request": ("request", "timestamp"),
@@ -32,6 +33,7 @@ METHODS: Final[dict[str, tuple[str, ...]]] = {
 ATTRIBUTES: Final = (
     "cache_config",
     "connector",
+    "deferred_waiting",
     "finished_recving_kv_req_ids",
     "grammar_compile_error_reqs",
     "kv_cache_manager",
@@ -44,6 +46,7 @@ ATTRIBUTES: Final = (
     "num_spec_tokens",
     "num_waiting_for_streaming_input",
     "policy",
+    "prefill_capacity_bound",
     "requests",
     "running",
     "scheduler_config",

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
 from headway.core.batching.policy import Policy
@@ -28,7 +27,9 @@ from headway.core.decisions import Chunk, StepPlan
 from headway.core.errors import SettingError
 from headway.core.latency import StepTimeModel
 from headway.core.views import Probe, Prompt, Step
-from headway.engine.kv import Judge, KVView, remote_prefill
+from headway.engine import adapters, room
+from headway.engine.grammars import ReadyGrammars
+from headway.engine.kv import GRAMMAR, Judge, KVView, line_up_victims, remote_prefill
 from headway.engine.queue import PlannedQueue
 from headway.engine.report import Report
 from headway.engine.steps import StepClock
@@ -39,7 +40,6 @@ WARM_PERIOD_S: Final = 1.0
 Contain = Callable[..., Any]
 """`contain(part, *args, default=None)` calls `part(*args)` where vLLM is on the stack and must not
 see it fail; `default` is the answer then."""
-_STARTABLE: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class Conductor:
@@ -71,10 +71,12 @@ class Conductor:
         self.report = Report(self.policy)
         self.kv = KVView(scheduler)
         self._judge = Judge(scheduler, self.kv)
+        self._grammars = ReadyGrammars()
         self.queue = PlannedQueue(
             partial(contain, self._waits),
-            partial(contain, self.policy.discard),
+            partial(contain, self._left),
             partial(contain, self._still_fits_caps, default=True),
+            partial(contain, self._judge.lookups.skipped),
         )
         self._scheduled_s = time.monotonic()
         self._withheld: list[tuple[Request, int]] = []
@@ -87,7 +89,9 @@ class Conductor:
         self._draft_slots = speculation.max_num_new_slots_for_drafting if speculation else 0
         self._further_starts = 0
         self._starting = 0
+        self._unpaused: set[str] = set()
         self._nothing_to_spare = False
+        self._capacity_bound = True
         self._running_before = 0
         self._next_warm_s = 0.0
         self._take_over()
@@ -116,6 +120,9 @@ class Conductor:
         now_s = time.monotonic()
         tokens, cached = self._judge.length(request)
         track = self.tracks.of(request, tokens, now_s)
+        blocked = self._judge.waits_for(request)
+        if blocked == GRAMMAR:
+            self._grammars.watch(request)
         self.policy.add(
             Prompt(
                 request.request_id,
@@ -128,9 +135,15 @@ class Conductor:
                 resumed=request.status == RequestStatus.PREEMPTED,
                 unsplit=self._unsplit(request),
                 loads=remote_prefill(request),
+                adapter=adapters.of(request),
             ),
             now_s,
+            blocked,
         )
+
+    def _left(self, request_id: str) -> None:
+        self.policy.discard(request_id)
+        self._judge.lookups.forget(request_id)
 
     def _unsplit(self, request: Request) -> bool:
         return bool(request.has_encoder_inputs or self._vllm.need_mamba_block_aligned_split)
@@ -158,17 +171,20 @@ class Conductor:
         self.clock.decodes(decode_tokens, context_tokens)
         if self._stalled or not (prefills or self.queue):
             if self.kv.free_blocks < decode_tokens:
-                self._line_up_victims()
+                line_up_victims(self._vllm)
             self._admitting, self._continuing = {}, {}
+            self._capacity_bound = True
             self.queue.begin(())
             return False
-        self._judge.new_step()
+        self._judge.lookups.new_step()
+        for request_id in self._grammars.take():
+            self.policy.wake(request_id, now_s)
         step = self._step(prefills, decodes, decode_tokens, context_tokens, now_s)
         plan = self.policy.plan(step, now_s, self._probe)
         if self._draft_slots:
             self._further_starts = (step.tokens - plan.tokens) // self._draft_slots
         self._express(plan, prefills, decode_tokens)
-        self.report.planned(plan, prefills=len(prefills) + len(plan.admitted))
+        self.report.planned(plan)
         if plan.held_long and now_s >= self._next_warm_s:
             self._keep_warm(now_s)
         return True
@@ -182,13 +198,15 @@ class Conductor:
         now_s: float,
     ) -> Step:
         vllm = self._vllm
-        starting = self._starting = self._starting_tokens()
+        starting = self._starting = room.starting_requests(vllm) * self._judge.least_tokens
         seats = vllm.max_num_active_reqs - len(vllm.running) - vllm.num_waiting_for_streaming_input
         if vllm._pause_state.name != "UNPAUSED" or not self.queue:
             seats = 0
-        tokens = max(0, self._step_tokens - decode_tokens - starting)
+        self._unpaused = adapters.must_run(vllm, prefills) if starting else set()
+        taken = decode_tokens + starting + len(self._unpaused)
+        tokens = max(0, self._step_tokens - taken)
         if self._draft_slots:
-            tokens = min(tokens, self._input_room(decode_tokens + starting, seats))
+            tokens = min(tokens, room.input_tokens(vllm, taken, self._draft_slots, seats))
         free_blocks = self.kv.free_blocks
         if decodes:
             tokens = self._room_tokens(tokens, prefills, decodes, free_blocks)
@@ -197,6 +215,7 @@ class Conductor:
         deadlines: list[float] = []
         if self.policy.budget.uses_deadlines and (prefills or seats > 0):
             deadlines = self.tracks.deadlines_s(decodes)
+        loaded, free_slots = adapters.slots(vllm)
         return Step(
             tokens=tokens,
             prefills=tuple([self._prompt(r, now_s) for r in prefills]),
@@ -206,41 +225,10 @@ class Conductor:
             seats=seats,
             free_blocks=free_blocks,
             idle=not vllm.running and not vllm.kv_holding_waiting,
-            chunk_tokens=self._chunk_tokens(),
+            chunk_tokens=room.chunk_tokens(vllm, self._step_tokens),
+            adapters=loaded,
+            adapter_slots=free_slots,
         )
-
-    def _starting_tokens(self) -> int:
-        """Tokens for requests that hold KV and wait: vLLM starts them by itself, before others.
-
-        Their KV has just been received, or they are sessions with new input. They get what a
-        start takes; what is left of them is planned from then on.
-        """
-        vllm = self._vllm
-        ready = len(vllm.finished_recving_kv_req_ids)
-        ready += sum([r.status in _STARTABLE for r in vllm.kv_holding_waiting])
-        return ready * self._judge.least_tokens
-
-    def _input_room(self, taken_tokens: int, seats: int) -> int:
-        """Prefill tokens that fit the model's input beside the slots in which it is drafted.
-
-        Each request takes some; there are slots for all that run and for one that starts.
-        """
-        vllm = self._vllm
-        requests = len(vllm.running) + len(vllm.kv_holding_waiting) + (seats > 0)
-        slots = self._draft_slots * requests
-        batched_tokens: int = vllm.scheduler_config.max_num_batched_tokens
-        return max(0, batched_tokens - taken_tokens - slots)
-
-    def _chunk_tokens(self) -> int:
-        """The most tokens vLLM gives one prompt in a step (--long-prefill-token-threshold)."""
-        config = self._vllm.scheduler_config
-        tokens: int = config.long_prefill_token_threshold
-        requests = sum(self._vllm.get_request_counts())
-        if tokens <= 0 or requests <= 1:
-            return self._step_tokens
-        if getattr(config, "long_prefill_token_threshold_adaptive", False):
-            tokens = max(tokens, config.max_num_batched_tokens // requests)
-        return tokens
 
     def _room_tokens(
         self, tokens: int, prefills: list[Request], decodes: list[Request], free_blocks: int
@@ -252,13 +240,8 @@ class Conductor:
         spare = free_blocks - len(decodes)
         if spare * self.kv.block_tokens >= tokens + len(prefills) * self.kv.block_tokens:
             return tokens
-        self._line_up_victims()
+        line_up_victims(self._vllm)
         return max(0, min(tokens, spare * self.kv.block_tokens))
-
-    def _line_up_victims(self) -> None:
-        """Put the request whose loss wastes least last, where vLLM takes victims."""
-        if self._vllm.policy == SchedulingPolicy.FCFS:
-            self._vllm.running.sort(key=_worth, reverse=True)
 
     def _prompt(self, request: Request, now_s: float) -> Prompt:
         done = request.num_computed_tokens
@@ -277,19 +260,25 @@ class Conductor:
         )
 
     def _probe(self, request_id: str) -> Probe:
-        return self._judge.probe(self.queue.get(request_id))
+        request = self.queue.get(request_id)
+        seen = self._judge.probe(request)
+        if seen.blocked is not None:
+            self._vllm.deferred_waiting.add(request)
+        return seen
 
     def _express(self, plan: StepPlan, prefills: list[Request], decode_tokens: int) -> None:
         self._continuing = chunks = {chunk.id: chunk.tokens for chunk in plan.chunks}
         for request in prefills:
             left = request.num_tokens - request.num_computed_tokens
-            withheld = left - chunks.get(request.request_id, 0)
+            least = int(request.request_id in self._unpaused)
+            withheld = left - max(least, chunks.get(request.request_id, 0))
             taken = request.num_output_placeholders + withheld
             if taken:
                 self._withheld.append((request, taken))
                 request.num_output_placeholders -= taken
         if self.policy.budget.uses_deadlines:
             tokens = decode_tokens + self._starting + plan.tokens
+            tokens += len(self._unpaused - chunks.keys())
             # A padded start is taken whole or not at all.
             least = self._judge.least_tokens
             tokens += sum([c.left for c in plan.admitted if c.tokens + c.left <= least])
@@ -297,6 +286,7 @@ class Conductor:
         self.queue.begin([chunk.id for chunk in plan.admitted])
         self._admitting = {chunk.id: chunk for chunk in plan.admitted}
         self._nothing_to_spare = plan.nothing_to_spare
+        self._capacity_bound = plan.capacity_bound
 
     def _still_fits_caps(self, request: Request) -> bool:
         """Whether vLLM may look at this planned request, or must leave it to the next step.
@@ -346,6 +336,8 @@ class Conductor:
 
     def scheduled(self, output: Any) -> None:
         """Remember what the step computes, to learn from it when it is done."""
+        # vLLM throttles prefill for data parallel balance unless an engine can't keep up.
+        self._vllm.prefill_capacity_bound &= self._capacity_bound
         admitted = self._vllm.running[self._running_before :]
         for request in admitted:
             chunk = self._admitting.get(request.request_id)
@@ -388,6 +380,10 @@ class Conductor:
         if step is not None:
             self.report.measured(step)
 
+    def tell_deferred(self, stats: Any) -> None:
+        """Have vLLM's statistics count prompts that wait for their adapter's slot."""
+        adapters.tell_deferred(stats, self.policy.backlog.without_slot())
+
     def kv_lost(self) -> None:
         """KV that a running request stood on could not be loaded: it is mid-prefill again.
 
@@ -403,9 +399,3 @@ class Conductor:
         for request in self.clock.take_completed_prefills():
             self.tracks.got_first_token(request, now_s)
         self.report.tick(now_s, self.queue, self._vllm)
-
-
-def _worth(request: Request) -> tuple[int, float]:
-    """What preempting a request would waste: tokens to recompute, more each time it happens."""
-    wasted = int(request.num_computed_tokens) * (1 + int(request.num_preemptions))
-    return wasted, -float(request.arrival_time)

@@ -1,12 +1,17 @@
 """What a request needs of the KV cache, in vLLM's own count."""
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.request import Request
 
 from headway.core.decisions import Chunk
 from headway.core.views import Probe
+from headway.engine.lookups import Held, Lookups
+
+GRAMMAR: Final = "grammar"
+KV_LOOKUP: Final = "kv lookup"
 
 
 class PrefixHit(NamedTuple):
@@ -86,18 +91,13 @@ class Judge:
     """Judges waiting requests in the step being planned."""
 
     def __init__(self, scheduler: Any, kv: KVView) -> None:
-        self._scheduler = scheduler
         self._kv = kv
         self._exact = not getattr(scheduler, "need_mamba_block_aligned_split", False)
         self.least_tokens = 1 + int(scheduler.num_spec_tokens)
         """What a start may take: vLLM pads one token to a decode with all of its drafts."""
-        self._loras: set[int] | None = None
+        self.lookups = Lookups(scheduler, kv.block_tokens)
         self.encoder_full = False
         """In the last step vLLM's encoder had no room for a prompt; text goes first in this one."""
-
-    def new_step(self) -> None:
-        """Forget what was assumed about the previous step."""
-        self._loras = None
 
     def length(self, request: Request) -> tuple[int, int]:
         """Uncached tokens to compute and cached tokens, as of now."""
@@ -110,28 +110,44 @@ class Judge:
         return max(1, request.num_tokens - hit.tokens), hit.tokens
 
     def probe(self, request: Request) -> Probe:
-        """The request as it would be if it started in this step."""
+        """The request as it would be if it started in this step.
+
+        What a KV connector has of it counts where that is known. Where it isn't, the probe can
+        ask; a prompt that the connector knows nothing of yet can't start before it does.
+        """
         blocked = self._blocked(request)
         if blocked is not None:
-            return Probe(1, blocked=blocked, needs_room=blocked == "lora")
-        if remote_prefill(request):
+            return Probe(1, blocked=blocked)
+        undecided = self.lookups.is_undecided(request)
+        if remote_prefill(request) and not undecided:
             blocks = self._kv.blocks_to_hold(request)
             return Probe(1, int(request.num_tokens) - 1, blocks, loads=True)
         if request.num_computed_tokens > 0:
             tokens, done = self.length(request)
             return Probe(tokens, done, 0, exact=False)
         hit = self._kv.prefix_hit(request)
-        external, loads = self._external(request, hit.tokens)
-        if external is None:
-            return Probe(1, blocked="kv lookup", needs_room=False)
-        cached = hit.tokens + external
+        if undecided:
+            return self._ask(request, hit)
+        held = self.lookups.known(request)
+        if held is None:
+            seen = self._seen(request, hit, Held(0, loads=False))
+            return seen._replace(ask=lambda: self._ask(request, hit))
+        return self._seen(request, hit, held)
+
+    def _ask(self, request: Request, hit: PrefixHit) -> Probe:
+        held = self.lookups.ask(request, hit.tokens)
+        return Probe(1, blocked=KV_LOOKUP) if held is None else self._seen(request, hit, held)
+
+    def _seen(self, request: Request, hit: PrefixHit, held: Held) -> Probe:
+        cached = max(hit.tokens, held.tokens)
         tokens = request.num_tokens - cached
+        certain = held.tokens <= hit.tokens or self.lookups.is_fresh(request)
         return Probe(
             tokens if tokens > 1 else self.least_tokens,
             cached,
             self._kv.blocks_to_hold(request, hit),
-            loads=loads,
-            exact=self._exact and not request.has_encoder_inputs,
+            loads=held.loads and held.tokens > hit.tokens,
+            exact=certain and self._exact and not request.has_encoder_inputs,
         )
 
     def grown(self, request: Request, chunk: Chunk) -> bool:
@@ -139,46 +155,28 @@ class Judge:
         tokens, cached = self.length(request)
         if tokens <= chunk.tokens:
             return False
-        external, loads = self._external(request, cached)
-        return not loads and tokens - (external or 0) > chunk.tokens
+        held = self.lookups.known(request) or self.lookups.ask(request, cached)
+        if held is None or held.tokens <= cached:
+            return True
+        return not held.loads and request.num_tokens - held.tokens > chunk.tokens
 
-    def _external(self, request: Request, local_tokens: int) -> tuple[int | None, bool]:
-        """Tokens a KV connector has beyond the local ones, and whether it loads them first.
-
-        None while it doesn't know.
-        """
-        connector = self._scheduler.connector
-        if connector is None:
-            return 0, False
-        aligned = local_tokens - local_tokens % self._kv.block_tokens
-        tokens, loads = connector.get_num_new_matched_tokens(request, aligned)
-        return (None if tokens is None else int(tokens)), bool(tokens and loads)
+    def waits_for(self, request: Request) -> str | None:
+        """What is missing before a request can start, beside its turn and room; or None."""
+        undecided = self.lookups.is_undecided(request)
+        return KV_LOOKUP if undecided else self._blocked(request)
 
     def _blocked(self, request: Request) -> str | None:
         status = request.status.name
         if status == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR":
             wanted = request.structured_output_request
-            return "grammar" if wanted is None or wanted.grammar is None else None
+            return GRAMMAR if wanted is None or wanted.grammar is None else None
         if status == "WAITING_FOR_STREAMING_REQ":
             return "streaming input"
         stale = getattr(request, "num_stale_output_tokens", 0)
         if stale and not getattr(request, "drop_stale_output", False):
             return "output in flight"
-        if self.encoder_full and request.has_encoder_inputs:
-            return "encoder"
-        return self._lora_blocked(request)
-
-    def _lora_blocked(self, request: Request) -> str | None:
-        config, lora = self._scheduler.lora_config, request.lora_request
-        if not config or not lora:
-            return None
-        if self._loras is None:
-            running = (r.lora_request for r in self._scheduler.running)
-            self._loras = {r.lora_int_id for r in running if r is not None}
-        if lora.lora_int_id not in self._loras and len(self._loras) >= config.max_loras:
-            return "lora"
-        self._loras.add(lora.lora_int_id)
-        return None
+        full = self.encoder_full and request.has_encoder_inputs
+        return "encoder" if full else None
 
 
 def remote_prefill(request: Request) -> bool:
@@ -186,3 +184,15 @@ def remote_prefill(request: Request) -> bool:
     parameters = request.kv_transfer_params
     # A client can put anything there (`vllm_xargs`).
     return isinstance(parameters, dict) and bool(parameters.get("do_remote_prefill"))
+
+
+def line_up_victims(scheduler: Any) -> None:
+    """Put the request whose loss wastes least last, where vLLM takes victims."""
+    if scheduler.policy == SchedulingPolicy.FCFS:
+        scheduler.running.sort(key=_worth, reverse=True)
+
+
+def _worth(request: Request) -> tuple[int, float]:
+    """What preempting a request would waste: tokens to recompute, more each time it happens."""
+    wasted = int(request.num_computed_tokens) * (1 + int(request.num_preemptions))
+    return wasted, -float(request.arrival_time)

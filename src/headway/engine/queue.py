@@ -18,15 +18,18 @@ class PlannedQueue(RequestQueue):
         self,
         on_add: Callable[[Request], None],
         on_remove: Callable[[str], None],
-        guard: Callable[[Request], bool] = bool,
+        guard: Callable[[Request], bool],
+        on_skip: Callable[[Request], None],
     ) -> None:
-        """on_add, on_remove: tell the policy what waits. None of the three may raise.
+        """on_add, on_remove: tell the policy what waits. None of the four may raise.
 
         guard: asked about each planned request right before vLLM sees it.
+        on_skip: told first of each planned request that vLLM passed over and puts back.
         """
         self._on_add = on_add
         self._on_remove = on_remove
         self._guard = guard
+        self._on_skip = on_skip
         self._requests: dict[str, Request] = {}
         self._planned: deque[Request] | None = None
 
@@ -56,6 +59,7 @@ class PlannedQueue(RequestQueue):
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
+            self._on_skip(request)
             self.add_request(request)
 
     def peek_request(self) -> Request:

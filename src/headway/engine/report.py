@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client import Counter, Gauge
 from vllm.logger import init_logger
+from vllm.v1.request import Request
 
 from headway.core.batching.policy import Policy
 from headway.core.decisions import StepPlan
@@ -51,8 +52,8 @@ class Report:
         self._policy = policy
         self._next_line_s = 0.0
         self._next_metrics_s = 0.0
-        self._prefills = 0
         self._held = False
+        self._idle = True
         self._reasons: Tally[str] = Tally()
         self._chunks: list[int] = []
         self._clear_line()
@@ -68,9 +69,8 @@ class Report:
         self._line_measured_s = 0.0
         self._line_longest_s = 0.0
 
-    def planned(self, plan: StepPlan, prefills: int) -> None:
-        """A step was planned; `prefills` prompts are mid-prefill or start in it."""
-        self._prefills = prefills
+    def planned(self, plan: StepPlan) -> None:
+        """A step was planned."""
         self._held = plan.held_long
         if plan.tokens:
             self._reasons[plan.reason] += 1
@@ -88,21 +88,26 @@ class Report:
         self._line_longest_s = max(self._line_longest_s, step.measured_s)
 
     def tick(self, now_s: float, waiting: Any, scheduler: Any) -> None:
-        """Called after each step; does nothing most of the time."""
-        if now_s >= self._next_metrics_s:
+        """Called after each step; does nothing most of the time.
+
+        When an engine falls idle that is published at once: no step may follow for long.
+        """
+        running = scheduler.running
+        was_idle, self._idle = self._idle, not (running or waiting)
+        if now_s >= self._next_metrics_s or (self._idle and not was_idle):
             self._next_metrics_s = now_s + METRICS_PERIOD_S
-            self._publish(len(waiting))
+            self._publish(_mid_prefill(running), len(waiting))
         if now_s >= self._next_line_s:
             first = self._next_line_s == 0.0
             self._next_line_s = now_s + LINE_PERIOD_S
             if self._chunks and not first:
-                logger.info(self._line(len(scheduler.running), len(waiting)))
+                logger.info(self._line(running, len(waiting)))
                 self._clear_line()
 
-    def _publish(self, waiting: int) -> None:
+    def _publish(self, prefills: int, waiting: int) -> None:
         m = _metrics()
-        m.prefills.set(self._prefills)
-        m.held.set(self._held)
+        m.prefills.set(prefills)
+        m.held.set(self._held and waiting > 0)
         m.waiting.set(waiting)
         m.steps.inc(self._steps)
         m.prefill_tokens.inc(self._tokens)
@@ -114,14 +119,14 @@ class Report:
         self._steps = self._tokens = 0
         self._predicted_s = self._measured_s = 0.0
 
-    def _line(self, running: int, waiting: int) -> str:
+    def _line(self, running: list[Request], waiting: int) -> str:
         chunks = sorted(self._chunks)
         steps = self._line_steps or 1
         fixed, per_token, *_ = self._policy.model.coefficients
         return (
-            f"headway {self._policy.settings.policy}: {running} running, "
-            f"{self._prefills} mid-prefill, {waiting} waiting"
-            f"{' (long prompt held)' if self._held else ''}; "
+            f"headway {self._policy.settings.policy}: {len(running)} running, "
+            f"{_mid_prefill(running)} mid-prefill, {waiting} waiting"
+            f"{' (long prompt held)' if self._held and waiting else ''}; "
             f"prefill tokens a step {chunks[0]}/{chunks[len(chunks) // 2]}/{chunks[-1]} "
             f"(least/median/most); step predicted {self._line_predicted_s / steps * 1e3:.0f} ms, "
             f"measured {self._line_measured_s / steps * 1e3:.0f} ms, "
@@ -147,3 +152,7 @@ class Report:
         width = max(map(len, rows))
         lines = [f"  {name:<{width}}  {value}" for name, value in rows.items()]
         return "\n".join(["headway scheduler", *lines])
+
+
+def _mid_prefill(running: list[Request]) -> int:
+    return sum([request.is_prefill_chunk for request in running])

@@ -71,6 +71,11 @@ def steered(base: type) -> type:
             self._steering.delivered(scheduler_output, kv_lost=kv_lost)
             return outputs
 
+        def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+            stats = super().make_stats(*args, **kwargs)
+            self._steering.made_stats(stats)
+            return stats
+
         def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
             self._steering.forget(request)
             return super()._free_request(request, *args, **kwargs)

@@ -157,6 +157,11 @@ class Steering:
         if self._first is output and not self._failed:
             self._in_a_row, self._first = 0, None
 
+    def made_stats(self, stats: Any) -> None:
+        """Statistics of the engine, or None, are about to leave it."""
+        if self._steers:
+            self._contain(self.conductor.tell_deferred, stats)
+
     # Requests
 
     def added(self, request: Request) -> None:

@@ -323,7 +323,7 @@ def test_one_that_waits_for_something_else_than_room_holds_up_nobody():
     """However long: making room doesn't compile a grammar."""
     policy = make_policy(policy="parallel", max_wait_s=10.0)
     policy.add(Prompt("grammar", NOW_S, 100, 0, 100), NOW_S)
-    probes = {"grammar": Probe(1, blocked="grammar", needs_room=False)}
+    probes = {"grammar": Probe(1, blocked="grammar")}
     for second in range(40):
         now_s = NOW_S + second
         name = f"r{second}"

@@ -1,45 +1,48 @@
 """The prompts that wait, in lanes."""
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Generator
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Generator, Iterator
 from typing import Final
 
+from headway.core.batching.adapters import AdapterSlots
+from headway.core.batching.heap import Entry, LazyHeap
 from headway.core.batching.order import Order, Rank
+from headway.core.batching.parked import Parked
+from headway.core.batching.shelf import Shelf
 from headway.core.views import Probe, Prompt
 
-Entry = tuple[Rank, int, str]
-"""Key in the lane, a serial number that tells whether the entry still counts, the prompt's id."""
 RankFn = Callable[[Prompt], Rank]
+Head = tuple[Rank, Rank, Prompt, bool]
+"""A prompt that may be next: its rank, its lane, and whether it was taken from it already."""
 LONG: Final = 0
 YIELDING: Final = 1
 """Where a lane says whether its prompts are long, and (first of the order's own) go last."""
 MAX_MOVES: Final = 8
 """Prompts that may change their lane in one draw."""
+BLOCKED_LOOKS: Final = 8
+"""Prompts blocked for one reason that are looked at in vain in one step."""
 
 
 class Backlog:
     """Waiting prompts; `draw` yields them in order without looking at all of them.
 
-    Adding, discarding and drawing one prompt cost O(log n). Entries of discarded
-    prompts stay in their heap until they come to its top.
+    Adding, discarding and drawing one prompt cost O(log n).
 
-    A prompt that can't start now (`park`) is out of the way of those behind it;
-    `unpark` looks at a few parked ones each step, in turn.
+    Prompts of LoRA adapters that get no slot are passed over as a whole. Any other prompt
+    that can't start now (`park`) is out of the way of those behind it, until what it
+    waits for is there (`unpark`, `wake`).
     """
 
     def __init__(self, order: Order, is_long: Callable[[int], bool]) -> None:
         self._order = order
         self._is_long = is_long
         self._prompts: dict[str, Prompt] = {}
-        self._serial = 0
+        self._shelves: OrderedDict[int | None, Shelf] = OrderedDict()
+        """In the order in which a prompt of each has started last."""
+        self._slots = AdapterSlots()
+        self._parked = Parked()
         self._moves = 0
-        self._serial_of: dict[str, int] = {}
-        self._lanes: dict[Rank, list[Entry]] = {}
-        self._by_arrival: list[tuple[float, str]] = []
-        self._parked: deque[str] = deque()
-        self._parked_ids: set[str] = set()
-        self._roomless_since_s: dict[str, float] = {}
         self.hold_long = False
         """While set, `draw` passes over long prompts."""
 
@@ -51,17 +54,38 @@ class Backlog:
 
     def add(self, prompt: Prompt, now_s: float) -> None:
         """Take in a prompt, or replace the one of the same id."""
-        if prompt.id not in self._prompts or prompt.id in self._parked_ids:
-            heapq.heappush(self._by_arrival, (prompt.arrival_s, prompt.id))
-        self._free(prompt.id)
+        before = self._prompts.get(prompt.id)
+        if before is not None and before.adapter != prompt.adapter:
+            self._take_down(before)
+        self._parked.free(prompt.id)
         self._prompts[prompt.id] = prompt
-        self._push(prompt, now_s)
+        shelf = self._shelves.get(prompt.adapter)
+        if shelf is None:
+            shelf = self._shelves[prompt.adapter] = Shelf(now_s)
+        shelf.put(prompt, self._lane(prompt, now_s), self._key(prompt, now_s))
 
     def discard(self, prompt_id: str) -> None:
         """Forget a prompt; unknown ids are ignored."""
-        if self._prompts.pop(prompt_id, None) is not None:
-            self._serial_of.pop(prompt_id, None)
-            self._free(prompt_id)
+        prompt = self._prompts.pop(prompt_id, None)
+        if prompt is not None:
+            self._parked.free(prompt_id)
+            self._take_down(prompt)
+
+    def start(self, prompt: Prompt, now_s: float) -> None:
+        """A prompt leaves because it starts."""
+        self._slots.take(prompt.adapter)
+        shelf = self._shelves.get(prompt.adapter)
+        if shelf is not None:
+            shelf.since_s = now_s
+            self._shelves.move_to_end(prompt.adapter)
+        self.discard(prompt.id)
+
+    def _take_down(self, prompt: Prompt) -> None:
+        shelf = self._shelves.get(prompt.adapter)
+        if shelf is not None:
+            shelf.discard(prompt.id)
+            if not shelf:
+                del self._shelves[prompt.adapter]
 
     def rank(self, prompt: Prompt, now_s: float) -> Rank:
         """Lowest goes first: those preempted or to be fetched, by arrival; then the order."""
@@ -69,100 +93,144 @@ class Backlog:
             return (False, prompt.arrival_s, prompt.id)
         return (True, *self._order.rank(prompt, now_s))
 
-    def park(self, prompt_id: str, now_s: float, *, needs_room: bool) -> None:
-        """Set a prompt aside that can't start now.
+    def begin_step(
+        self, adapters: Collection[int], free_slots: int, waited_too_long_s: float
+    ) -> None:
+        """Which adapters are loaded in the step being planned, and how many more can be.
 
-        needs_room: it could start if running requests finished and no other started.
+        waited_too_long_s: an adapter none of whose prompts has started since gets the next slot.
         """
-        self._serial_of.pop(prompt_id, None)
-        if prompt_id not in self._parked_ids:
-            self._parked_ids.add(prompt_id)
-            self._parked.append(prompt_id)
-        if needs_room:
-            self._roomless_since_s.setdefault(prompt_id, now_s)
-        else:
-            self._roomless_since_s.pop(prompt_id, None)
+        self.hold_long = False
+        self._slots.begin(adapters, free_slots, None)
+        due = next((a for a in self._shelves if not self._slots.is_loaded(a)), None)
+        if due is not None and self._shelves[due].since_s < waited_too_long_s:
+            self._slots.begin(adapters, free_slots, due)
 
-    def _free(self, prompt_id: str) -> None:
-        self._parked_ids.discard(prompt_id)
-        self._roomless_since_s.pop(prompt_id, None)
+    def park(self, prompt_id: str, seen: Probe, now_s: float) -> None:
+        """Set a prompt aside that can't start now: it is blocked, or lacks room."""
+        prompt = self._prompts[prompt_id]
+        self._take_down(prompt)
+        if seen.blocked is None:
+            self._parked.lacks_room(prompt, seen.blocks, now_s)
+        else:
+            self._parked.block(prompt_id, seen.blocked)
+
+    def wake(self, prompt_id: str, now_s: float) -> None:
+        """What a prompt waited for is there; ignored if it isn't set aside."""
+        if prompt_id in self._parked:
+            self.add(self._prompts[prompt_id], now_s)
 
     def unpark(
-        self, probe: Callable[[str], Probe], fits: Callable[[Probe], bool], looks: int, now_s: float
+        self, probe: Callable[[str], Probe], fits: Callable[[Probe, int], bool], now_s: float
     ) -> None:
-        """Let those of the next `looks` parked prompts back in that can start now."""
-        for _ in range(min(looks, len(self._parked))):
-            prompt_id = self._parked.popleft()
-            if prompt_id not in self._parked_ids:
-                continue
-            seen = probe(prompt_id)
-            if seen.blocked is None and fits(seen):
-                self.add(self._prompts[prompt_id], now_s)
-            else:
-                self._parked.append(prompt_id)
-                self.park(prompt_id, now_s, needs_room=seen.needs_room)
+        """Let those back in that can start by now.
+
+        Of those that lack room the first of each class is looked at, and the next while they
+        fit together; of those blocked the next in turn, until `BLOCKED_LOOKS` of a reason
+        were looked at in vain.
+        fits: whether there is room for a prompt beside so many blocks.
+        """
+        blocks = 0
+        for queue in self._parked.roomless():
+            while (prompt_id := queue.first()) is not None:
+                seen = probe(prompt_id)
+                if seen.blocked is not None or not fits(seen, blocks):
+                    self.park(prompt_id, seen, now_s)
+                    break
+                blocks += seen.blocks
+                self.wake(prompt_id, now_s)
+        for reason in self._parked.reasons():
+            looks = BLOCKED_LOOKS
+            for prompt_id in self._parked.blocked(reason):
+                seen = probe(prompt_id)
+                if seen.blocked is None:
+                    self.wake(prompt_id, now_s)
+                    continue
+                self._parked.block(prompt_id, seen.blocked)
+                looks -= 1
+                if looks == 0:
+                    break
 
     def roomless_since_s(self) -> float | None:
         """Since when the first of those set aside has needed room; None without any."""
-        return next(iter(self._roomless_since_s.values()), None)
+        return self._parked.roomless_since_s()
+
+    def without_slot(self) -> int:
+        """How many prompts wait only for their adapter to get a slot."""
+        if self._slots.free > 0:
+            return 0
+        shelves = [self._shelves.get(adapter) for adapter in (None, *self._slots.loaded)]
+        others = sum(len(shelf) for shelf in shelves if shelf is not None)
+        return len(self._prompts) - len(self._parked) - others
 
     def oldest(self) -> Prompt | None:
-        """The prompt that arrived first of those not set aside."""
-        heap = self._by_arrival
-        while heap:
-            arrival_s, prompt_id = heap[0]
-            prompt = self._prompts.get(prompt_id)
-            current = prompt is not None and prompt.arrival_s == arrival_s
-            if current and prompt_id not in self._parked_ids:
-                return prompt
-            heapq.heappop(heap)
-        return None
+        """The prompt that arrived first of those that may start."""
+        firsts = [shelf.by_arrival.first() for shelf in self._open_shelves()]
+        prompts = [self._prompts[prompt_id] for prompt_id in firsts if prompt_id is not None]
+        return min(prompts, key=lambda prompt: (prompt.arrival_s, prompt.id), default=None)
+
+    def holds(self, prompt: Prompt) -> bool:
+        """Whether `draw` passes over it, with all of its kind."""
+        held = self.hold_long and self._is_long(prompt.tokens)
+        return held or not self._slots.admits(prompt.adapter)
 
     def draw(self, now_s: float, rank: RankFn) -> Generator[tuple[Rank, Prompt]]:
         """Prompts with their rank, lowest first, lazily. Those not discarded meanwhile stay.
 
         `rank` must agree with the order within each lane.
-        Until the iterator is exhausted or closed, only `discard`, `park` and
+        Until the iterator is exhausted or closed, only `discard`, `start`, `park` and
         `add` of prompts it has yielded may be called.
         """
-        drawn: list[tuple[Rank, Entry]] = []
-        heads: list[tuple[Rank, Rank, Prompt]] = []
+        drawn: list[tuple[LazyHeap, Entry]] = []
+        heads: list[Head] = []
         self._moves = MAX_MOVES
         try:
-            for lane in list(self._lanes):
-                self._advance(lane, heads, drawn, now_s, rank)
+            for shelf in self._open_shelves():
+                for lane in list(shelf.lanes):
+                    self._advance(shelf, lane, heads, drawn, now_s, rank)
             while heads:
-                standing, lane, prompt = heapq.heappop(heads)
-                if not (self.hold_long and self._is_long(prompt.tokens)):
-                    yield standing, prompt
-                    self._advance(lane, heads, drawn, now_s, rank)
+                standing, lane, prompt, taken = heapq.heappop(heads)
+                if self.holds(prompt):
+                    continue
+                shelf = self._shelves[prompt.adapter]
+                if not taken:
+                    _take(shelf.lanes[lane], prompt.id, drawn)
+                yield standing, prompt
+                if not taken:
+                    self._advance(shelf, lane, heads, drawn, now_s, rank)
         finally:
-            for lane, entry in drawn:
-                if self._serial_of.get(entry[2]) == entry[1]:
-                    heapq.heappush(self._lanes.setdefault(lane, []), entry)
+            for heap, entry in drawn:
+                heap.restore(entry)
 
     def has_long(self) -> bool:
         """Whether a long prompt waits."""
-        return any(lane[LONG] and self._top(lane) for lane in list(self._lanes))
+        return any(lane[LONG] for shelf in self._open_shelves() for lane in shelf.lanes)
 
     def has_yielding(self) -> bool:
         """Whether a prompt waits that was of the class going last when it was last looked at."""
-        return any(lane[YIELDING] and self._top(lane) for lane in list(self._lanes))
+        return any(lane[YIELDING] for shelf in self._open_shelves() for lane in shelf.lanes)
 
     def long_head(self, now_s: float) -> Prompt | None:
         """The long prompt that would start next, or None."""
-        heads = [
-            (self.rank(prompt, now_s), prompt)
-            for lane in list(self._lanes)
-            if lane[LONG] and (prompt := self._top(lane)) is not None
+        firsts = [
+            heap.first()
+            for shelf in self._open_shelves()
+            for lane, heap in shelf.lanes.items()
+            if lane[LONG]
         ]
-        return min(heads)[1] if heads else None
+        prompts = [self._prompts[prompt_id] for prompt_id in firsts if prompt_id is not None]
+        return min(prompts, key=lambda prompt: self.rank(prompt, now_s), default=None)
+
+    def _open_shelves(self) -> Iterator[Shelf]:
+        admits = self._slots.admits
+        return (shelf for adapter, shelf in self._shelves.items() if admits(adapter))
 
     def _advance(
         self,
+        shelf: Shelf,
         lane: Rank,
-        heads: list[tuple[Rank, Rank, Prompt]],
-        drawn: list[tuple[Rank, Entry]],
+        heads: list[Head],
+        drawn: list[tuple[LazyHeap, Entry]],
         now_s: float,
         rank: RankFn,
     ) -> None:
@@ -171,42 +239,33 @@ class Backlog:
         Thousands may turn late at once; those beyond `MAX_MOVES` move in later draws and
         until then keep what is behind them in their lane from being seen.
         """
-        while (prompt := self._top(lane)) is not None:
-            entry = heapq.heappop(self._lanes[lane])
+        heap = shelf.lanes.get(lane)
+        while heap is not None and (prompt_id := heap.first()) is not None:
+            prompt = self._prompts[prompt_id]
             current = self._lane(prompt, now_s)
             if current == lane or self._moves == 0:
-                drawn.append((lane, entry))
-                heapq.heappush(heads, (rank(prompt), lane, prompt))
+                heapq.heappush(heads, (rank(prompt), lane, prompt, False))
                 return
             self._moves -= 1
-            drawn.append((current, self._entry(prompt, now_s)))
-            heapq.heappush(heads, (rank(prompt), current, prompt))
+            heap.take()
+            drawn.append(shelf.lend(prompt, current, self._key(prompt, now_s)))
+            heapq.heappush(heads, (rank(prompt), current, prompt, True))
 
-    def _top(self, lane: Rank) -> Prompt | None:
-        heap = self._lanes.get(lane)
-        while heap:
-            _, serial, prompt_id = heap[0]
-            if self._serial_of.get(prompt_id) == serial:
-                return self._prompts[prompt_id]
-            heapq.heappop(heap)
-        self._lanes.pop(lane, None)
-        return None
-
-    def _push(self, prompt: Prompt, now_s: float) -> None:
-        lane = self._lanes.setdefault(self._lane(prompt, now_s), [])
-        heapq.heappush(lane, self._entry(prompt, now_s))
-
-    def _entry(self, prompt: Prompt, now_s: float) -> Entry:
-        """The prompt's entry in its lane; earlier ones no longer count."""
-        self._serial += 1
-        self._serial_of[prompt.id] = self._serial
-        by_arrival = (prompt.arrival_s, prompt.id)
-        first = prompt.resumed or prompt.loads
-        key = by_arrival if first else self._order.key(prompt, now_s)
-        return (key, self._serial, prompt.id)
+    def _key(self, prompt: Prompt, now_s: float) -> Rank:
+        if prompt.resumed or prompt.loads:
+            return (prompt.arrival_s, prompt.id)
+        return self._order.key(prompt, now_s)
 
     def _lane(self, prompt: Prompt, now_s: float) -> Rank:
         long = self._is_long(prompt.tokens)
         if prompt.resumed or prompt.loads:
             return (long, False, "first")
         return (long, *self._order.lane(prompt, now_s))
+
+
+def _take(heap: LazyHeap, prompt_id: str, drawn: list[tuple[LazyHeap, Entry]]) -> None:
+    """Take a prompt from its lane, and those that were drawn and came back before it."""
+    while (entry := heap.take()) is not None:
+        drawn.append((heap, entry))
+        if entry[1] == prompt_id:
+            return

@@ -18,8 +18,6 @@ MAX_LOOKS: Final = 16
 """Waiting prompts that may be looked at in vain in one step."""
 WORTH: Final = 5.0
 """A chunk gets this many times the time that reading its context takes, where that is possible."""
-PARKED_LOOKS: Final = 8
-"""Prompts set aside that are looked at again in one step."""
 
 
 class StepPlanner:
@@ -70,12 +68,14 @@ class StepPlanner:
 
     def run(self) -> StepPlan:
         """Spend the allowance on prompts in the order's rank."""
-        self._backlog.hold_long = False
-        waits = bool(self._backlog) and self._step.seats > 0
+        step = self._step
+        too_long_s = self._now_s - self._max_wait_s
+        self._backlog.begin_step(step.adapters, step.adapter_slots, too_long_s)
+        waits = bool(self._backlog) and step.seats > 0
         if waits:
             self._find_aged()
-            self._backlog.unpark(self._probe, self._fits, PARKED_LOOKS, self._now_s)
-        running = sorted((self._rank(p), p) for p in self._step.prefills)
+            self._backlog.unpark(self._probe, self._fits, self._now_s)
+        running = sorted((self._rank(p), p) for p in step.prefills)
         waits = waits and not self._draining()
         self._merge(running, waits=waits)
         if waits and self._finished and self._tokens > 0:
@@ -88,8 +88,15 @@ class StepPlanner:
             reason=self._allowance.reason,
             held_long=self._occupancy.long_full and self._backlog.has_long(),
             yielding_started=self._yielding_started,
+            capacity_bound=self._is_capacity_bound(),
             nothing_to_spare=self._occupancy.long_full,
         )
+
+    def _is_capacity_bound(self) -> bool:
+        """What the engine has is used up, or late prompts show that it isn't enough."""
+        if self._spent >= self._step.tokens or len(self._admitted) >= self._step.seats:
+            return True
+        return self._backlog.roomless_since_s() is not None or self._backlog.has_yielding()
 
     def _merge(self, running: list[tuple[Rank, Prompt]], *, waits: bool) -> None:
         """Serve prompts mid-prefill and waiting ones by rank until nothing is left to spend."""
@@ -110,9 +117,7 @@ class StepPlanner:
         """Waiting prompts, ranked, while any may start; one that has waited too long first."""
         self._set_hold()
         aged, offered = self._aged, ""
-        held = self._backlog.hold_long
-        waits = aged is not None and aged.id in self._backlog
-        if aged is not None and waits and not (held and self._caps.is_long(aged.tokens)):
+        if aged is not None and aged.id in self._backlog and not self._backlog.holds(aged):
             offered = aged.id
             yield self._rank(aged), aged
         with closing(self._backlog.draw(self._now_s, self._rank)) as drawn:
@@ -137,14 +142,16 @@ class StepPlanner:
     def _admit(self, prompt: Prompt) -> None:
         """Start a waiting prompt, set it aside, or pass it over in this step."""
         seen = self._probe(prompt.id)
+        if seen.ask is not None and self._fits(seen) and not self._ends(prompt, seen):
+            seen = seen.ask()
         if seen.blocked is not None or not self._fits(seen):
-            self._backlog.park(prompt.id, self._now_s, needs_room=seen.needs_room)
+            self._backlog.park(prompt.id, seen, self._now_s)
             self._looks -= 1
             return
         if seen.loads:
             self._fetch(prompt, seen)
             return
-        planned = self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
+        planned = self._chunk(prompt, seen)
         whole = planned == seen.tokens and seen.exact
         if not planned or not (whole or self._occupancy.admits_partial(seen.tokens)):
             self._looks -= 1
@@ -152,7 +159,7 @@ class StepPlanner:
                 self._backlog.add(_judged(prompt, seen), self._now_s)
             return
         self._spend(planned, seen.tokens, seen.context_tokens)
-        self._backlog.discard(prompt.id)
+        self._backlog.start(prompt, self._now_s)
         self._yielding_started |= self._order.yielding(prompt, self._now_s)
         if planned < seen.tokens or not seen.exact:
             self._occupancy.enter(seen.tokens)
@@ -161,12 +168,21 @@ class StepPlanner:
         self._free_blocks -= seen.blocks
         self._admitted.append(Chunk(prompt.id, planned, seen.tokens - planned))
 
+    def _chunk(self, prompt: Prompt, seen: Probe) -> int:
+        return self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
+
+    def _ends(self, prompt: Prompt, seen: Probe) -> bool:
+        """What is left finishes the prompt, however little of it is cached elsewhere."""
+        return self._chunk(prompt, seen) == seen.tokens
+
     def _fetch(self, prompt: Prompt, seen: Probe) -> None:
         """Let a prompt's KV be fetched. It takes one token so that the host looks at it."""
         self._tokens -= 1
         self._spent += 1
         self._free_blocks -= seen.blocks
-        self._backlog.discard(prompt.id)
+        if not seen.exact:  # what was to be fetched may be gone, and the prompt be computed
+            self._occupancy.enter(seen.tokens)
+        self._backlog.start(prompt, self._now_s)
         self._admitted.append(Chunk(prompt.id, 1, 0))
 
     def _fit(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
@@ -214,10 +230,10 @@ class StepPlanner:
             self._seconds = min(self._seconds, left_s)
             self._stretch_s = min(self._stretch_s, left_s)
 
-    def _fits(self, seen: Probe) -> bool:
+    def _fits(self, seen: Probe, beside_blocks: int = 0) -> bool:
         """KV blocks are there for the whole prompt; vLLM itself decides in an idle engine."""
-        idle = self._step.idle and not self._admitted
-        return idle or seen.blocks <= self._free_blocks
+        idle = self._step.idle and not self._admitted and not beside_blocks
+        return idle or seen.blocks + beside_blocks <= self._free_blocks
 
     def _draining(self) -> bool:
         """One that never finds room has waited long enough: nobody else starts meanwhile."""
@@ -254,7 +270,11 @@ class StepPlanner:
         head = self._backlog.long_head(self._now_s) if self._occupancy.long_full else None
         if head is not None:
             seen = self._probe(head.id)
-            if seen.tokens != head.tokens:
+            if seen.ask is not None:
+                seen = seen.ask()
+            if seen.blocked is not None:
+                self._backlog.park(head.id, seen, self._now_s)
+            elif seen.tokens != head.tokens:
                 self._backlog.add(_judged(head, seen), self._now_s)
 
 

@@ -12,7 +12,7 @@ from headway.core.batching.planner import ProbeFn, StepPlanner
 from headway.core.batching.settings import BatchingSettings
 from headway.core.decisions import StepPlan
 from headway.core.latency import StepTimeModel
-from headway.core.views import Prompt, Step
+from headway.core.views import Probe, Prompt, Step
 
 YIELDING_SHARE: Final = {"short-first": 0.1, "feasible-first": 0.05}
 """Share of contended prefill that the class going last is guaranteed."""
@@ -54,8 +54,11 @@ class Policy:
         """Seconds a token that decodes are paced to, for the client's own limit or the engine's."""
         return PACE * (tpot_slo_s if tpot_slo_s is not None else self.settings.tpot_slo_s)
 
-    def add(self, prompt: Prompt, now_s: float) -> None:
-        """A prompt arrived, or came back after preemption."""
+    def add(self, prompt: Prompt, now_s: float, blocked: str | None = None) -> None:
+        """A prompt arrived, or came back after preemption.
+
+        blocked: why it can't start yet whatever the room; None if only its turn is missing.
+        """
         limit_s = prompt.ttft_slo_s
         if limit_s is not None and limit_s < self._smallest_ttft_limit_s(now_s):
             self._tight_limit_s = limit_s
@@ -63,6 +66,12 @@ class Policy:
         if prompt.arrival_s > self._arrivals_s[0] and prompt.arrival_s not in self._arrivals_s:
             self._arrivals_s = sorted((*self._arrivals_s[1:], prompt.arrival_s))
         self.backlog.add(prompt, now_s)
+        if blocked is not None:
+            self.backlog.park(prompt.id, Probe(prompt.tokens, blocked=blocked), now_s)
+
+    def wake(self, prompt_id: str, now_s: float) -> None:
+        """What a blocked prompt waited for is there."""
+        self.backlog.wake(prompt_id, now_s)
 
     def discard(self, prompt_id: str) -> None:
         """A waiting prompt left."""
