@@ -38,7 +38,8 @@ def transfer(**changed):
     [
         ("", ""),
         ('model = "m"', 'model = "m"'),
-        (flags("--dtype", "auto"), ""),
+        ('model = "m"\n' + flags("--dtype", "auto"), 'model = "m"'),
+        (flags("--dtype", "auto"), flags("--dtype=auto")),
         (flags("--dtype=half", "--block_size=32"), flags("--block-size", "32", "--dtype", "half")),
         (flags("--max-num-seqs", "4"), flags("--enforce-eager")),
         (transfer(), ""),
@@ -60,6 +61,8 @@ def test_pools_that_fit(prefill, decode):
         ('model = "m"', "", "pool[1].model", 7, "the bundled model"),
         ('model = "m"', 'model = "n"', "pool[1].model", 10, 'pool "p" with m'),
         (flags("--dtype", "half"), "", "pool[0].flags[0]", 6, "the dtype is half here"),
+        # Unless told, the bundled model runs in a dtype of its own.
+        (flags("--dtype", "auto"), "", "pool[0].flags[0]", 6, "the dtype is auto here"),
         ("", flags("--x", "--block-size", "8"), "pool[1].flags[1]", 10, "block size is 8"),
         (flags("--kv-cache-dtype", "fp8"), "", "pool[0].flags[0]", 6, "KV cache dtype"),
         (

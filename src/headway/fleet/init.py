@@ -151,7 +151,7 @@ def _pool_lines(pool: _Pool, machine: Machine, model: str | None, context: int |
         _line("# kv_memory_gib = 20.0", "of each engine's KV cache; not set: what is free")
         if kv_gib is None
         else _line(f"kv_memory_gib = {kv_gib}", "of each engine's KV cache"),
-        _line('# flags = ["--dtype", "auto"]', "further flags of vLLM"),
+        _line('# flags = ["--max-num-seqs", "64"]', "further flags of vLLM"),
         _line('# env = { HF_HOME = "/models" }', "further environment variables"),
         "",
         _line("[pool.batching]", "docs/policies.md"),

@@ -117,10 +117,7 @@ def _differences(sender: _Side, receiver: _Side) -> Iterator[tuple[Path, str]]:
             ),
         )
     for flag, what in _SAME.items():
-        sent, received = (
-            None if value is None or value.value in _AUTO else value.value
-            for value in (sender.flags.get(flag), receiver.flags.get(flag))
-        )
+        sent, received = _value(sender, flag), _value(receiver, flag)
         if sent != received:
             setter = receiver if received is not None else sender
             other = sender if setter is receiver else receiver
@@ -142,6 +139,14 @@ def _differences(sender: _Side, receiver: _Side) -> Iterator[tuple[Path, str]]:
             _place_of(setter, flags.KV_TRANSFER),
             f"{sender.label} has {names[0]} and {receiver.label} {names[1]}; use one for both",
         )
+
+
+def _value(side: _Side, flag: str) -> str | None:
+    """What the flag is set to; None for what it is without being set."""
+    given = side.flags.get(flag)
+    # Without a dtype of its own the bundled model doesn't get vLLM's choice on CPUs.
+    chosen = flag == "--dtype" and side.pool.model is None
+    return None if given is None or (given.value in _AUTO and not chosen) else given.value
 
 
 def _place_of(side: _Side, flag: str) -> Path:
