@@ -68,6 +68,12 @@ def test_what_is_neither_path_nor_name_is_wrong(name):
     assert "a name on a hub" in told(name)
 
 
+@given(st.sampled_from(["", "/", "./", "~", "a/b/"]), st.text(max_size=20))
+def test_any_name_is_judged(start, rest):
+    found = told(start + rest)
+    assert found is None or "a name on a hub" in found or "config.json" in found
+
+
 def test_a_file_is_no_model(model):
     assert "is a file" in told(model / "config.json")
 

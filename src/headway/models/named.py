@@ -54,20 +54,20 @@ def _of_absent(model: str) -> str | None:
 def _instead(model: str) -> str:
     """What may have been meant by a path at which there is nothing."""
     if model.startswith("~"):
-        return f"~ isn't expanded here: write {Path(model).expanduser()}; "
+        return f"~ isn't expanded here: write {os.path.expanduser(model)}; "  # noqa: PTH111
     path = Path(model)
-    near = _near(path.name, (each.name for each in _listed(path.parent) if each.is_dir()))
+    near = _near(path.name, _directories(path.parent))
     return f"did you mean {path.with_name(near)}? " if near else ""
 
 
 def _near(name: str, names: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, list(names), 1)), None)
+    return next(iter(difflib.get_close_matches(name, sorted(names), 1)), None)
 
 
-def _listed(directory: Path) -> list[Path]:
+def _directories(parent: Path) -> list[str]:
     try:
-        return sorted(directory.iterdir())
-    except OSError:
+        return [each.name for each in os.scandir(parent) if each.is_dir()]
+    except (OSError, ValueError):  # a name with a null byte is a ValueError
         return []
 
 
