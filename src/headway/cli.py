@@ -60,7 +60,12 @@ _HELP: Final = {
     "ttft_slo_s": "limit of the time to first token, seconds (default: 1)",
     "ttft_slo_factor": "a long prompt's limit: this many times its prefill alone (default: 4)",
     "tpot_slo_s": "limit of the time per output token, seconds (default: 0.15)",
-    "max_wait_s": "a prompt that has waited longer goes before all others (default: 120)",
+    "max_wait_s": "a prompt that has waited longer is guaranteed a share of prefill (default: 120)",
+    "min_client_slo_factor": "the tightest limits clients may ask for, as a multiple of the "
+    "engine's (default: 1)",
+    "max_client_slo_factor": "the widest (default: 10)",
+    "min_client_priority": "the most urgent priority clients may ask for; lower goes first "
+    "(default: 0)",
 }
 _CHOICES: Final = {
     "policy": (*settings.PRESETS, command.STOCK),

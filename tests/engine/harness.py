@@ -7,6 +7,7 @@ output, so that thousands of engine steps take seconds.
 import itertools
 import json
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def make_request(
     **options: Any,
 ) -> Request:
     """A request of `tokens` prompt tokens, the first `prefix_tokens` those of prefix `prefix`."""
+    options.setdefault("block_hasher", get_request_block_hasher(BLOCK, sha256))
     serial = next(_serial)
     shared = [] if prefix is None else [(prefix * 7919 + i) % 31_000 for i in range(prefix_tokens)]
     own = [(serial * 104_729 + i * 31) % 31_000 for i in range(tokens - len(shared))]
@@ -142,7 +144,6 @@ def make_request(
         pooling_params=None,
         priority=priority,
         arrival_time=arrival_time,
-        block_hasher=get_request_block_hasher(BLOCK, sha256),
         **options,
     )
 
@@ -165,6 +166,14 @@ def step_s(output: Any) -> float:
     return 0.02 + 1e-4 * float(output.total_num_scheduled_tokens)
 
 
+def computed_before(output: Any) -> dict[str, int]:
+    """Of each request in a scheduled step, the tokens that were computed before it."""
+    cached = output.scheduled_cached_reqs
+    computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    computed.update({r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs})
+    return computed
+
+
 def mid_prefill(scheduler: Any) -> list[Request]:
     """Running requests whose prompt isn't finished after the steps scheduled so far."""
     return [r for r in scheduler.running if r.is_prefill_chunk]
@@ -173,6 +182,12 @@ def mid_prefill(scheduler: Any) -> list[Request]:
 def tokens_left(request: Request) -> int:
     """Tokens that are known and not scheduled yet."""
     return int(request.num_tokens - request.num_computed_tokens)
+
+
+def faults(scheduler: Any) -> set[tuple[str, str]]:
+    """Where headway failed and left steps to vLLM, and with what."""
+    steering = getattr(scheduler, "_steering", None)
+    return set() if steering is None else set(steering._told)
 
 
 def check_restored(scheduler: Any) -> None:
@@ -194,10 +209,18 @@ class Driver:
     kv_losses: blocks that it reports as not loaded.
     """
 
-    def __init__(self, scheduler: Any, depth: int = 1, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        depth: int = 1,
+        clock: Clock | None = None,
+        step_s: Callable[[Any], float] = step_s,
+    ) -> None:
+        """step_s: how long a scheduled step takes on `clock`."""
         self.scheduler = scheduler
         self.depth = depth
         self.clock = clock
+        self.step_s = step_s
         self.kv_arrivals: set[str] = set()
         self.kv_losses: set[int] = set()
         self.reasons: dict[str, str] = {}
@@ -234,11 +257,12 @@ class Driver:
         """Hand the results of the oldest step in flight to the scheduler."""
         output = self._in_flight.popleft()
         if self.clock is not None:
-            self.clock.now_s += step_s(output)
+            self.clock.now_s += self.step_s(output)
         received, self.kv_arrivals = self.kv_arrivals, set()
         lost, self.kv_losses = self.kv_losses, set()
         ids = list(output.num_scheduled_tokens)
-        sampled = [self._sample(output, request_id) for request_id in ids]
+        begins = computed_before(output)
+        sampled = [self._sample(output, request_id, begins[request_id]) for request_id in ids]
         results = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -257,22 +281,23 @@ class Driver:
         )
         for batch in results.values():
             for item in batch.outputs:
-                if item.new_token_ids:
-                    self.first_token_step.setdefault(item.request_id, self.steps)
-                    count = self.tokens.get(item.request_id, 0) + len(item.new_token_ids)
-                    self.tokens[item.request_id] = count
-                if item.finish_reason is not None:
-                    self.finished_step[item.request_id] = self.steps
-                    self.reasons[item.request_id] = str(item.finish_reason)
+                self.received(item)
 
-    def _sample(self, output: Any, request_id: str) -> list[int]:
+    def received(self, item: Any) -> None:
+        """Tokens or the end of a request reached its client."""
+        if item.new_token_ids:
+            self.first_token_step.setdefault(item.request_id, self.steps)
+            count = self.tokens.get(item.request_id, 0) + len(item.new_token_ids)
+            self.tokens[item.request_id] = count
+        if item.finish_reason is not None:
+            self.finished_step[item.request_id] = self.steps
+            self.reasons[item.request_id] = str(item.finish_reason)
+
+    def _sample(self, output: Any, request_id: str, computed: int) -> list[int]:
         request = self.scheduler.requests.get(request_id)
         if request is None:
             return []
-        new = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
-        new.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        done = new[request_id] + output.num_scheduled_tokens[request_id]
+        done = computed + output.num_scheduled_tokens[request_id]
         known = request.num_prompt_tokens + request.num_output_tokens
         return [7] if done >= known else []
 

@@ -367,7 +367,7 @@ def test_a_decode_is_paced_again_after_a_fault(made, monkeypatch):
     driver.step()
     assert scheduler.waiting is scheduler.headway.queue
     request = scheduler.requests["decode"]
-    (due_s,) = scheduler.headway.tracks.deadlines_s([request])
+    (due_s,) = scheduler.headway.tracks.deadlines_s([request], driver.clock.now_s, 0.0)
     assert abs(due_s - driver.clock.now_s) < 1.0
 
 

@@ -180,16 +180,30 @@ def limits(scheduler, **extra_args):
     return scheduler.headway.tracks.get(request.request_id)
 
 
-def test_a_clients_own_limits_win(drive):
-    scheduler = drive("slo", tpot_slo_s=0.2).scheduler
+def test_a_clients_own_limits_win_within_the_operators_range(drive):
+    scheduler = drive("slo", tpot_slo_s=0.2, min_client_slo_factor=0.25).scheduler
     usual = limits(scheduler)
     own = limits(scheduler, headway_ttft_slo_s=0.25, headway_tpot_slo_s=0.1)
     assert usual.ttft_slo_s is None
     assert own.ttft_slo_s == 0.25
     assert own.pace_s == pytest.approx(usual.pace_s / 2)
+    assert not scheduler.headway.tracks.clamped
 
 
-@pytest.mark.parametrize("value", [0, -1, True, "0.5", None, float("nan"), float("inf"), [1]])
+def test_what_a_client_asks_beyond_its_range_is_clamped_and_counted(drive):
+    scheduler = drive("slo", tpot_slo_s=0.2).scheduler
+    usual = limits(scheduler)
+    tight = limits(scheduler, headway_ttft_slo_s=1e-3, headway_tpot_slo_s=1e-3)
+    wide = limits(scheduler, headway_ttft_slo_s=1e308, headway_tpot_slo_s=1e308)
+    assert (tight.ttft_slo_s, tight.pace_s) == (1.0, usual.pace_s)
+    assert (wide.ttft_slo_s, wide.pace_s) == (10.0, pytest.approx(10 * usual.pace_s))
+    scheduler.add_request(make_request(50, 2, priority=-5))
+    assert scheduler.headway.tracks.clamped == {"ttft": 2, "tpot": 2, "priority": 1}
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, True, "0.5", None, float("nan"), float("inf"), [1], -(2**63)]
+)
 def test_limits_that_make_no_sense_are_ignored(drive, value):
     scheduler = drive("slo").scheduler
     usual = limits(scheduler)
@@ -199,7 +213,7 @@ def test_limits_that_make_no_sense_are_ignored(drive, value):
 
 def test_a_tight_limit_of_one_client_shortens_the_steps(drive):
     """Whoever arrives next with that limit must not wait for a long step."""
-    driver = drive("slo", budget=32_768)
+    driver = drive("slo", budget=32_768, min_client_slo_factor=0.1)
     teach(driver.scheduler)
     driver.add(make_request(30_000, 1, arrival_time=driver.clock.time()))
     before = driver.step().total_num_scheduled_tokens

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from headway.config.checks import BadValueError, Choice, Number, Text, Whole, bad, kind, shown
-from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS
+from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS, PRIORITY_LEVELS
 
 if TYPE_CHECKING:
     from headway.config.lines import Path
@@ -180,7 +180,20 @@ class Batching:
     max_wait_s: Annotated[
         float | None,
         _SECONDS,
-        "a prompt that has waited longer goes before all others; not set: 120",
+        "a prompt that has waited longer is guaranteed a share of prefill; not set: 120",
+    ] = None
+    min_client_slo_factor: Annotated[
+        float | None,
+        Number(most=1000),
+        "the tightest limits clients may ask for, as a multiple of the engine's; not set: 1",
+    ] = None
+    max_client_slo_factor: Annotated[
+        float | None, Number(most=1000), "the widest limits clients may ask for; not set: 10"
+    ] = None
+    min_client_priority: Annotated[
+        int | None,
+        Whole(-PRIORITY_LEVELS, PRIORITY_LEVELS),
+        "the most urgent priority clients may ask for (lower goes first); not set: 0",
     ] = None
 
     def given(self) -> dict[str, Any]:

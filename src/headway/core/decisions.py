@@ -24,7 +24,6 @@ class StepPlan:
     limit_s: how long the step may take, or None where only tokens count.
     reason: what decided the size of the step.
     held_long: a long prompt stays waiting because `max_long_partial_prefills` is reached.
-    yielding_started: a prompt of the class that goes last is among those admitted.
     capacity_bound: tokens, seats or KV blocks of the engine are used up, or prompts wait that
         are late. Otherwise only the policy's own limits keep waiting what waits.
     nothing_to_spare: with this plan the caps are reached; no further prompt, or no
@@ -39,4 +38,3 @@ class StepPlan:
     held_long: bool = False
     capacity_bound: bool = False
     nothing_to_spare: bool = False
-    yielding_started: bool = False

@@ -15,8 +15,9 @@ Samples are kept as normal equations in bins by size of step, and each bin
 forgets on its own: a long stretch of pure decoding doesn't wash out what is
 known about prefill. Every sample counts relative to its duration, and
 outliers are weighted down. A quickly moving factor (`drift`) follows a machine
-that becomes slower or faster as a whole, by whatever factor; samples are kept
-as they would have been without it, so those from before stay true.
+that becomes slower or faster as a whole, by whatever factor, until the samples
+that are kept say the same. They are kept as measured: the factor also takes up
+what is wrong with the formula for the steps of the moment.
 """
 
 import math
@@ -85,7 +86,7 @@ class StepTimeModel:
         if not (seconds > 0 and math.isfinite(seconds)):
             return
         weight = self._weigh(shape, seconds)
-        self._add(shape, seconds / self.drift, weight)
+        self._add(shape, seconds, weight)
         self.samples += 1
         if shape.prefill_tokens > 0:
             self._prefill_samples += 1
@@ -168,7 +169,7 @@ class StepTimeModel:
         key = (shape.prefill_tokens.bit_length(), shape.decodes.bit_length())
         held = self._bins.setdefault(key, [0.0] * (MOMENTS + TERMS))
         x = (1.0, *shape)
-        expected_s = max(seconds, self._raw(shape))  # one far too short would count most of all
+        expected_s = max(seconds, self.predict(shape))  # one far too short would count most of all
         scale = weight / (expected_s * expected_s)
         row = [scale * x[i] * x[j] for i in range(TERMS) for j in range(i, TERMS)]
         row += [scale * x[i] * seconds for i in range(TERMS)]

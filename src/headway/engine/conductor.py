@@ -68,7 +68,7 @@ class Conductor:
         self.policy = Policy(settings, self.model, self._step_tokens)
         self.tracks = Tracks(self.policy)
         self.clock = StepClock(self.model)
-        self.report = Report(self.policy)
+        self.report = Report(self.policy, self.tracks.clamped)
         self.kv = KVView(scheduler)
         self._judge = Judge(scheduler, self.kv)
         self._grammars = ReadyGrammars()
@@ -130,7 +130,7 @@ class Conductor:
                 tokens,
                 cached,
                 track.total_tokens,
-                request.priority,
+                track.priority,
                 track.ttft_slo_s,
                 resumed=request.status == RequestStatus.PREEMPTED,
                 unsplit=self._unsplit(request),
@@ -214,7 +214,8 @@ class Conductor:
             free_blocks -= self.kv.watermark_blocks + self.kv.reserved_blocks()
         deadlines: list[float] = []
         if self.policy.budget.uses_deadlines and (prefills or seats > 0):
-            deadlines = self.tracks.deadlines_s(decodes)
+            least_pace_s = self.policy.least_pace_s(decode_tokens, context_tokens)
+            deadlines = self.tracks.deadlines_s(decodes, now_s, least_pace_s)
         loaded, free_slots = adapters.slots(vllm)
         return Step(
             tokens=tokens,
@@ -253,7 +254,7 @@ class Conductor:
             left,
             done,
             track.total_tokens,
-            request.priority,
+            track.priority,
             track.ttft_slo_s,
             resumed=request.num_output_tokens > 0,
             unsplit=self._unsplit(request),

@@ -10,6 +10,7 @@ from vllm.v1.request import Request
 
 from headway.core.batching.policy import Policy
 from headway.core.decisions import StepPlan
+from headway.core.latency import StepShape
 from headway.engine.steps import MeasuredStep
 
 logger = init_logger("vllm.headway")
@@ -27,6 +28,7 @@ class _Metrics(NamedTuple):
     predicted_s: Counter
     measured_s: Counter
     limits: Counter
+    clamped: Counter
 
 
 @cache
@@ -42,14 +44,22 @@ def _metrics() -> _Metrics:
         Counter("headway:step_predicted_seconds", "Predicted duration of steps, summed."),
         Counter("headway:step_measured_seconds", "Measured duration of steps, summed."),
         Counter("headway:step_limit", "Steps with prefill by what sized them.", ["reason"]),
+        Counter(
+            "headway:client_limits_clamped",
+            "Limits and priorities that clients asked for outside the range they may.",
+            ["kind"],
+        ),
     )
 
 
 class Report:
     """Counts what plans and measured steps say; talks at fixed periods, never per step."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, clamped: Tally[str]) -> None:
+        """clamped: counts what clients asked for in vain, by kind; emptied when published."""
         self._policy = policy
+        self._clamped = clamped
+        self._warned = False
         self._next_line_s = 0.0
         self._next_metrics_s = 0.0
         self._held = False
@@ -97,12 +107,28 @@ class Report:
         if now_s >= self._next_metrics_s or (self._idle and not was_idle):
             self._next_metrics_s = now_s + METRICS_PERIOD_S
             self._publish(_mid_prefill(running), len(waiting))
+            self._check_tpot()
         if now_s >= self._next_line_s:
             first = self._next_line_s == 0.0
             self._next_line_s = now_s + LINE_PERIOD_S
             if self._chunks and not first:
                 logger.info(self._line(running, len(waiting)))
                 self._clear_line()
+
+    def _check_tpot(self) -> None:
+        """Say once that the TPOT limit is below what the engine can do, when that is known."""
+        model, limit_s = self._policy.model, self._policy.settings.tpot_slo_s
+        if self._warned or not model.settled:
+            return
+        alone_s = model.predict(StepShape(decodes=1))
+        if alone_s > limit_s:
+            self._warned = True
+            logger.warning(
+                "tpot_slo_s %g can't be met: a step of one decode takes about %.2g s; "
+                "it is ignored where it would leave prefill no time",
+                limit_s,
+                alone_s,
+            )
 
     def _publish(self, prefills: int, waiting: int) -> None:
         m = _metrics()
@@ -116,6 +142,9 @@ class Report:
         for reason, steps in self._reasons.items():
             m.limits.labels(reason).inc(steps)
         self._reasons.clear()
+        for kind, times in self._clamped.items():
+            m.clamped.labels(kind).inc(times)
+        self._clamped.clear()
         self._steps = self._tokens = 0
         self._predicted_s = self._measured_s = 0.0
 
@@ -145,7 +174,11 @@ class Report:
             "long": f"more than {s.long_prefill_token_threshold} uncached tokens",
             "TTFT limit": f"max({s.ttft_slo_s:g} s, {s.ttft_slo_factor:g} x prefill time alone)",
             "TPOT limit": f"{s.tpot_slo_s:g} s",
-            "longest wait": f"{s.max_wait_s:g} s, then served before all others",
+            "longest wait": f"{s.max_wait_s:g} s, then a guaranteed share of prefill",
+            "clients may ask for": (
+                f"limits {s.min_client_slo_factor:g} to {s.max_client_slo_factor:g} x these, "
+                f"priorities from {s.min_client_priority}"
+            ),
             "step budget": f"{scheduler.max_num_scheduled_tokens} tokens",
             "stands on": type(scheduler).__mro__[1].__qualname__,
         }

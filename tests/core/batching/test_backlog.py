@@ -204,8 +204,11 @@ class AgainstAList(RuleBasedStateMachine):
 
     @invariant()
     def the_oldest_is_known(self):
-        oldest = min(self.free(), key=lambda p: (p.arrival_s, p.id), default=None)
-        assert self.backlog.oldest() == oldest
+        free = sorted(self.free(), key=lambda p: (p.arrival_s, p.id))
+        for long in (False, True):
+            expected = [p for p in free if (p.tokens > LONG) == long and not p.resumed]
+            expected = [p for p in expected if p.arrival_s < self.now_s - 10]
+            assert list(self.backlog.older(self.now_s - 10, long=long)) == expected
 
     @invariant()
     def the_next_long_one_is_known(self):
@@ -247,7 +250,8 @@ def test_prompts_that_came_and_left_leave_no_memory_behind(name):
             backlog.park(prompt.id, Probe(5, blocks=i % 50, blocked="x" if i % 2 else None), 9.0)
         backlog.discard(prompt.id)
     assert list(backlog._shelves) == [None]
-    heaps = [backlog._shelves[None].by_arrival, *backlog._shelves[None].lanes.values()]
+    shelf = backlog._shelves[None]
+    heaps = [*shelf.by_arrival.values(), *shelf.lanes.values()]
     assert all(len(heap._entries) <= 2 * len(heap) + SLACK for heap in heaps)
     assert sum(map(len, heaps)) == 200
     assert len(backlog._parked) == 0

@@ -14,7 +14,6 @@ from .made import MAX_MODEL_LEN, MODEL
 
 TPOT_S = 0.15
 NOW_S = 100.0
-BUDGET = DeadlineBudget(MODEL, parse({"tpot_slo_s": TPOT_S}, MAX_MODEL_LEN))
 BASE_S = MODEL.predict(StepShape(decodes=4, decode_context_tokens=1_000))
 
 
@@ -33,8 +32,15 @@ def step(deadlines=(), tokens=100_000):
     )
 
 
+def allow(deadlines=(), ttft_slo_s=1_000.0, gap_s=0.0, *, tpot_slo_s=TPOT_S, client_s=None):
+    """What a step may spend; client_s: a client's TTFT limit, tighter than the engine's."""
+    values = {"tpot_slo_s": tpot_slo_s, "ttft_slo_s": ttft_slo_s}
+    made = DeadlineBudget(MODEL, parse(values, MAX_MODEL_LEN))
+    return made.allow(step(deadlines), NOW_S, client_s or ttft_slo_s, gap_s)
+
+
 def limit_s(*deadlines, ttft_limit_s=1_000.0, gap_s=0.0):
-    return BUDGET.allow(step(deadlines), NOW_S, ttft_limit_s, gap_s).limit_s
+    return allow(deadlines, ttft_limit_s, gap_s).limit_s
 
 
 @given(st.integers(0, 10_000), st.floats(0.1, 10))
@@ -66,10 +72,30 @@ def test_whoever_arrives_waits_for_a_short_step(ahead, ttft_limit_s):
     assert limit_s(*ahead, ttft_limit_s=ttft_limit_s) <= longest_s
 
 
+@given(st.integers(1, 64), st.floats(1e-6, 0.2))
+def test_no_tpot_limit_starves_prefill(decodes, tpot_slo_s):
+    """One below what the engine takes for decodes alone can't be met; the step stays useful."""
+    base_s = alone_s(decodes)
+    allowed = allow([-5.0] * decodes, tpot_slo_s=tpot_slo_s)
+    assert allowed.seconds >= (rules.LEAST_STEP - 1) * base_s - 1e-9
+
+
+@given(st.integers(0, 64), st.floats(0.05, 30), st.floats(1e-6, 0.9))
+def test_a_client_shortens_steps_only_where_that_can_meet_its_limit(decodes, ttft_slo_s, share):
+    """Not where even the shortest useful step would be too long for it."""
+    ahead, client_s = [50.0] * decodes, share * ttft_slo_s
+    usual_s = allow(ahead, ttft_slo_s).limit_s
+    found_s = allow(ahead, ttft_slo_s, client_s=client_s).limit_s
+    if rules.RESPONSIVE_SHARE * client_s < rules.LEAST_STEP * alone_s(decodes):
+        assert found_s == usual_s
+    else:
+        assert found_s <= usual_s
+
+
 @given(st.integers(0, 64), st.floats(1e-3, 30))
 def test_prefill_moves_on_an_engine_that_is_slow_for_its_limit(decodes, ttft_limit_s):
     """Unless decodes are due, a part of every step is prefill, however short it should be."""
-    allowed = BUDGET.allow(step([60.0] * decodes), NOW_S, ttft_limit_s, 0.0)
+    allowed = allow([60.0] * decodes, ttft_limit_s)
     stall_s = rules.STALL_LIMIT * TPOT_S - alone_s(decodes) if decodes else float("inf")
     assert allowed.seconds >= min((rules.LEAST_STEP - 1) * alone_s(decodes), stall_s) - 1e-9
 
@@ -99,14 +125,14 @@ def test_a_decode_that_is_lost_no_longer_counts(ahead, behind):
 @given(st.floats(0.01, 0.05))
 def test_a_decode_that_can_catch_up_still_counts(behind):
     """Prefill gets no more than the floor until it has."""
-    allowed = BUDGET.allow(step((-behind, 1.0, 1.0, 1.0)), NOW_S, 1_000.0, 0.0)
+    allowed = allow((-behind, 1.0, 1.0, 1.0))
     assert allowed.seconds == 0.0
     assert allowed.floor_tokens == rules.FLOOR_TOKENS
 
 
 @given(st.lists(st.floats(-5, 5), max_size=8), st.floats(0.05, 10))
 def test_the_seconds_leave_room_for_the_decodes_themselves(ahead, ttft_limit_s):
-    allowed = BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, 0.0)
+    allowed = allow(ahead, ttft_limit_s)
     alone = StepShape(decodes=len(ahead), decode_context_tokens=250 * len(ahead))
     assert allowed.seconds >= 0.0
     assert allowed.seconds <= max(0.0, allowed.limit_s - MODEL.predict(alone)) + 1e-9
@@ -127,7 +153,7 @@ def test_an_unknown_machine_starts_with_small_steps():
 
 def test_what_decided_is_named():
     def reason(*ahead, ttft_limit_s):
-        return BUDGET.allow(step(ahead), NOW_S, ttft_limit_s, 0.0).reason
+        return allow(ahead, ttft_limit_s).reason
 
     assert reason(ttft_limit_s=1.0) == "responsive"
     assert reason(0.2, ttft_limit_s=1_000.0) == "slack"

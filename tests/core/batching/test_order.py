@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.batching.order import ORDER_BY_NAME, PRIORITY_LEVELS, PrefillClock, size_class
-from headway.core.batching.settings import ORDERS, parse
+from headway.core.batching.order import ORDER_BY_NAME, PrefillClock, size_class
+from headway.core.batching.settings import ORDERS, PRIORITY_LEVELS, parse
 from headway.core.latency import StepTimeModel
 from headway.core.views import Prompt
 
@@ -160,13 +160,14 @@ def test_late_means_that_even_alone_it_would_miss_its_limit(prompts, now_s):
     settings = parse({}, MAX_MODEL_LEN)
     clock = PrefillClock(MODEL, settings, 512)
     for p in prompts:
-        floor_s = p.ttft_slo_s if p.ttft_slo_s is not None else settings.ttft_slo_s
+        floor_s = min(p.ttft_slo_s or settings.ttft_slo_s, settings.ttft_slo_s)
         waited_s = now_s - p.arrival_s
         left_s = MODEL.alone_s(p.tokens, p.context_tokens, 512)
         if waited_s + left_s <= floor_s:
             assert clock.feasible(p, now_s)
         alone_s = MODEL.alone_s(p.tokens, 0, 512)
-        limit_s = p.ttft_slo_s or max(settings.ttft_slo_s, settings.ttft_slo_factor * alone_s)
+        engine_s = max(settings.ttft_slo_s, settings.ttft_slo_factor * alone_s)
+        limit_s = min(p.ttft_slo_s or engine_s, engine_s)
         assert clock.feasible(p, now_s) == (now_s + left_s <= p.arrival_s + limit_s)
 
 

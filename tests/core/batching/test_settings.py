@@ -13,6 +13,7 @@ from headway.core.batching.settings import (
     LONG_PREFILL_TOKENS,
     ORDERS,
     PRESETS,
+    PRIORITY_LEVELS,
     SETTING_NAMES,
     long_threshold_for,
     parse,
@@ -21,11 +22,13 @@ from headway.core.errors import SettingError
 
 COUNTS = ("max_num_partial_prefills", "max_long_partial_prefills", "long_prefill_token_threshold")
 SECONDS = ("ttft_slo_s", "ttft_slo_factor", "tpot_slo_s", "max_wait_s")
+FACTORS = ("min_client_slo_factor", "max_client_slo_factor")
+LEVELS = ("min_client_priority",)
 CHOICES = ("policy", "order", "budget")
 
 
 def test_every_setting_is_of_one_kind_known_to_these_tests():
-    assert set(SETTING_NAMES) == {*COUNTS, *SECONDS, *CHOICES}
+    assert set(SETTING_NAMES) == {*COUNTS, *SECONDS, *FACTORS, *LEVELS, *CHOICES}
 
 
 def test_nothing_set_means_the_default_preset():
@@ -49,8 +52,11 @@ def test_a_preset_gives_all_of_its_values(name):
     st.integers(1, 64),
     st.integers(1, 1_000_000),
     st.floats(1e-6, 1e6),
+    st.integers(-PRIORITY_LEVELS, PRIORITY_LEVELS),
 )
-def test_any_combination_is_free(policy, order, budget, partial, long_partial, threshold, seconds):
+def test_any_combination_is_free(
+    policy, order, budget, partial, long_partial, threshold, seconds, level
+):
     """A preset is a start, not a cage."""
     values = {
         "policy": policy,
@@ -59,7 +65,8 @@ def test_any_combination_is_free(policy, order, budget, partial, long_partial, t
         "max_num_partial_prefills": max(partial, long_partial),
         "max_long_partial_prefills": min(partial, long_partial),
         "long_prefill_token_threshold": threshold,
-        **dict.fromkeys(SECONDS, seconds),
+        **dict.fromkeys((*SECONDS, *FACTORS), seconds),
+        "min_client_priority": level,
     }
     assert dataclasses.asdict(parse(values, 4_096)) == values
 
@@ -86,13 +93,24 @@ def test_a_bad_count_is_named(key, value):
     assert caught.value.key == f"headway.{key}"
 
 
-bad_seconds = st.sampled_from((0, -1.0, float("nan"), float("inf"), True, "1s", None))
+bad_seconds = st.sampled_from((0, -1.0, float("nan"), float("inf"), 1e308, 10**400, True, "1s"))
 
 
-@given(st.sampled_from(SECONDS), bad_seconds)
+@given(st.sampled_from((*SECONDS, *FACTORS)), bad_seconds)
 def test_a_bad_duration_is_named(key, value):
     with pytest.raises(SettingError, match=rf"^here\.{key}: "):
         parse({key: value}, 4_096, path="here")
+
+
+@given(st.sampled_from((9, -9, 1.0, True, "0", None)))
+def test_a_bad_priority_is_named(value):
+    with pytest.raises(SettingError, match=r"^headway\.min_client_priority: .*from -8 to 8"):
+        parse({"min_client_priority": value}, 4_096)
+
+
+def test_a_range_of_client_limits_that_is_empty_is_an_error():
+    with pytest.raises(SettingError, match="min_client_slo_factor: 2 is more than"):
+        parse({"min_client_slo_factor": 2, "max_client_slo_factor": 1}, 4_096)
 
 
 @given(st.sampled_from(CHOICES), st.sampled_from(("", "SLO", "none", 3, None)))

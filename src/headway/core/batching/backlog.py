@@ -16,10 +16,10 @@ RankFn = Callable[[Prompt], Rank]
 Head = tuple[Rank, Rank, Prompt, bool]
 """A prompt that may be next: its rank, its lane, and whether it was taken from it already."""
 LONG: Final = 0
-YIELDING: Final = 1
-"""Where a lane says whether its prompts are long, and (first of the order's own) go last."""
-MAX_MOVES: Final = 8
-"""Prompts that may change their lane in one draw."""
+"""Where a lane says whether its prompts are long."""
+MAX_MOVES: Final = 64
+"""Prompts that may change their lane in one draw; more than turn late in a step of any load
+that an engine can be under for long, or those behind them would not be seen."""
 BLOCKED_LOOKS: Final = 8
 """Prompts blocked for one reason that are looked at in vain in one step."""
 
@@ -163,11 +163,38 @@ class Backlog:
         others = sum(len(shelf) for shelf in shelves if shelf is not None)
         return len(self._prompts) - len(self._parked) - others
 
-    def oldest(self) -> Prompt | None:
-        """The prompt that arrived first of those that may start."""
-        firsts = [shelf.by_arrival.first() for shelf in self._open_shelves()]
-        prompts = [self._prompts[prompt_id] for prompt_id in firsts if prompt_id is not None]
-        return min(prompts, key=lambda prompt: (prompt.arrival_s, prompt.id), default=None)
+    def ready(self, prompt_id: str) -> bool:
+        """Whether it waits and isn't set aside."""
+        return prompt_id in self._prompts and prompt_id not in self._parked
+
+    def older(self, than_s: float, *, long: bool) -> Generator[Prompt]:
+        """Prompts of a class that arrived before `than_s` and may start, oldest first, lazily.
+
+        Those preempted or to be fetched are left out: they go first anyway. Nobody leaves; while
+        the iterator is open the same holds as for `draw`.
+        """
+        drawn: list[tuple[LazyHeap, Entry]] = []
+        heads: list[tuple[float, str, LazyHeap]] = []
+
+        def advance(heap: LazyHeap) -> None:
+            first = heap.first()
+            if first is not None and self._prompts[first].arrival_s < than_s:
+                heapq.heappush(heads, (self._prompts[first].arrival_s, first, heap))
+
+        try:
+            for shelf in self._open_shelves():
+                advance(shelf.by_arrival[long])
+            while heads:
+                _, prompt_id, heap = heapq.heappop(heads)
+                prompt = self._prompts[prompt_id]
+                _take(heap, prompt_id, drawn)
+                first = prompt.resumed or prompt.loads
+                if not first and self._slots.admits(prompt.adapter):
+                    yield prompt
+                advance(heap)
+        finally:
+            for heap, entry in drawn:
+                heap.restore(entry)
 
     def holds(self, prompt: Prompt) -> bool:
         """Whether `draw` passes over it, with all of its kind."""
@@ -178,8 +205,8 @@ class Backlog:
         """Prompts with their rank, lowest first, lazily. Those not discarded meanwhile stay.
 
         `rank` must agree with the order within each lane.
-        Until the iterator is exhausted or closed, only `discard`, `start`, `park` and
-        `add` of prompts it has yielded may be called.
+        Until the iterator is exhausted or closed, only `discard`, `start`, `park` and `add` of
+        prompts that were here may be called. It passes over those it has not yielded by then.
         """
         drawn: list[tuple[LazyHeap, Entry]] = []
         heads: list[Head] = []
@@ -192,12 +219,15 @@ class Backlog:
                 standing, lane, prompt, taken = heapq.heappop(heads)
                 if self.holds(prompt):
                     continue
-                shelf = self._shelves[prompt.adapter]
+                own = self._shelves.get(prompt.adapter)
+                if own is None:
+                    continue
+                if self._prompts.get(prompt.id) is prompt and self.ready(prompt.id):
+                    if not taken:
+                        _take(own.lanes[lane], prompt.id, drawn)
+                    yield standing, prompt
                 if not taken:
-                    _take(shelf.lanes[lane], prompt.id, drawn)
-                yield standing, prompt
-                if not taken:
-                    self._advance(shelf, lane, heads, drawn, now_s, rank)
+                    self._advance(own, lane, heads, drawn, now_s, rank)
         finally:
             for heap, entry in drawn:
                 heap.restore(entry)
@@ -206,9 +236,15 @@ class Backlog:
         """Whether a long prompt waits."""
         return any(lane[LONG] for shelf in self._open_shelves() for lane in shelf.lanes)
 
-    def has_yielding(self) -> bool:
-        """Whether a prompt waits that was of the class going last when it was last looked at."""
-        return any(lane[YIELDING] for shelf in self._open_shelves() for lane in shelf.lanes)
+    def has_yielding(self, now_s: float, *, long: bool) -> bool:
+        """Whether the head of a lane of the class is one of those going last."""
+        return any(
+            lane[LONG] == long
+            and (head := heap.first()) is not None
+            and self._order.yielding(self._prompts[head], now_s)
+            for shelf in self._open_shelves()
+            for lane, heap in shelf.lanes.items()
+        )
 
     def long_head(self, now_s: float) -> Prompt | None:
         """The long prompt that would start next, or None."""

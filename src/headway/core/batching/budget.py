@@ -15,7 +15,7 @@ arrives waits for the running step to end. While few arrive and nothing decodes,
 may be longer, as fewer of them waste less on each step's fixed cost."""
 LEAST_STEP: Final = 1.5
 """A step may last this many times as long as it would without prefill: where an engine is slow
-for its TTFT limit, short steps would be all overhead and prefill would hardly move."""
+for its limits, short steps would be all overhead and prefill would hardly move."""
 GAP_SHARE: Final = 0.2
 """How long a step may be of the time between two arrivals, within those shares."""
 IDLE_GAP_SHARE: Final = 0.05
@@ -23,7 +23,9 @@ IDLE_RESPONSIVE_SHARE: Final = 2.0
 """Where hardly anyone arrives, a step may be as long as this share of the gap, up to this many
 TTFT limits: one arrival in twenty meets it, and a prompt alone runs nearly as with stock vLLM."""
 STALL_LIMIT: Final = 3.0
-"""No running decode waits longer for a token than this many TPOT limits."""
+"""No running decode waits longer for a token than this many TPOT limits, and one that is further
+behind its pace (after a pause, a preemption, a slow step) starts anew: its next token is due one
+token's time from now. Otherwise no later step would heed it, and it would stay as slow as that."""
 PACE: Final = 0.96
 """Decodes are paced to this share of their TPOT limit. Deadlines are absolute, so a step
 that takes longer than predicted shortens the next; the rest covers the last token."""
@@ -97,6 +99,7 @@ class DeadlineBudget:
 
     def __init__(self, model: StepTimeModel, settings: BatchingSettings) -> None:
         self._model = model
+        self._ttft_s = settings.ttft_slo_s
         self._tpot_s = settings.tpot_slo_s
 
     def allow(self, step: Step, now_s: float, ttft_limit_s: float, gap_s: float) -> Allowance:
@@ -104,6 +107,8 @@ class DeadlineBudget:
             return Allowance(min(step.tokens, COLD_TOKENS), reason="cold")
         alone = StepShape(decodes=step.decodes, decode_context_tokens=step.decode_context_tokens)
         base_s = self._model.predict(alone)
+        if RESPONSIVE_SHARE * ttft_limit_s < LEAST_STEP * base_s:
+            ttft_limit_s = self._ttft_s  # a client's limit that no step can be short enough for
         shortest_s = max(RESPONSIVE_SHARE * ttft_limit_s, LEAST_STEP * base_s)
         limit_s, reason = shortest_s, "responsive"
         stretched_s, later_s = STRETCH * shortest_s, 0.0
@@ -115,7 +120,7 @@ class DeadlineBudget:
             limit_s = max(shortest_s, quiet_s)
             stretched_s = max(stretched_s, quiet_s)
         else:
-            token_s, why = STALL_LIMIT * self._tpot_s, "stall"
+            token_s, why = max(STALL_LIMIT * self._tpot_s, LEAST_STEP * base_s), "stall"
             if base_s < PACE * self._tpot_s:
                 later_s = max(0.0, min(stretched_s, token_s) - base_s)
             slack_s = self._slack_s(step.next_token_deadlines_s, now_s, base_s)

@@ -1,5 +1,6 @@
 """How many requests may be mid-prefill at once."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -47,6 +48,16 @@ class Occupancy:
         """No further long prompt may be left unfinished."""
         return self.full or self.long >= self.caps.long
 
-    def admits_partial(self, tokens: int) -> bool:
-        """Whether a waiting prompt of `tokens` may start and not finish."""
-        return not (self.long_full if self.caps.is_long(tokens) else self.full)
+    def admits_partial(self, tokens: int, kept: Collection[bool] = ()) -> bool:
+        """Whether a waiting prompt of `tokens` may start and not finish.
+
+        kept: classes (whether of long prompts) that a place is to be left for.
+        """
+        partial, long = self.partial, self.long
+        if kept:
+            # None needs to be left for a long one while the cap on long ones keeps it waiting.
+            partial += (False in kept) + (True in kept and long < self.caps.long)
+            long += True in kept
+        if partial >= self.caps.partial:
+            return False
+        return not self.caps.is_long(tokens) or long < self.caps.long

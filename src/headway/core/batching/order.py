@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from headway.core.batching.caps import Caps
-from headway.core.batching.settings import BatchingSettings
+from headway.core.batching.settings import PRIORITY_LEVELS, BatchingSettings
 from headway.core.latency import StepTimeModel
 from headway.core.views import Prompt
 
 Rank = tuple[Any, ...]
-PRIORITY_LEVELS: Final = 8
-"""Client priorities beyond ±this count as this, so that lanes stay few."""
 
 
 class Order(Protocol):
@@ -142,9 +140,11 @@ class PrefillClock:
         self._step_tokens = step_tokens
         self._alone_s: dict[tuple[int, int], float] = {}
         self._judged: dict[str, tuple[Prompt, float, float, bool]] = {}
+        self._step_s = 0.0
 
-    def new_step(self) -> None:
-        """Ask the model anew: it has learned."""
+    def new_step(self, step_s: float = 0.0) -> None:
+        """Ask the model anew: it has learned. step_s: how long the step being planned may take."""
+        self._step_s = step_s
         self._alone_s.clear()
         self._judged.clear()
 
@@ -159,32 +159,40 @@ class PrefillClock:
             self._alone_s[size] = seconds
         return seconds
 
-    def ttft_limit_s(self, prompt: Prompt) -> float:
-        """max(floor, factor * prefill time alone), or the client's own limit."""
-        if prompt.ttft_slo_s is not None:
-            return prompt.ttft_slo_s
-        alone_s = self.alone_s(max(prompt.total_tokens, prompt.tokens), 0)
+    def engine_ttft_s(self, tokens: int) -> float:
+        """The TTFT limit of a prompt whose client set none: max(floor, factor * time alone)."""
+        alone_s = self.alone_s(tokens, 0)
         return max(self._settings.ttft_slo_s, self._settings.ttft_slo_factor * alone_s)
+
+    def _limits_s(self, prompt: Prompt) -> tuple[float, float]:
+        """Its TTFT limit, the client's own or the engine's; and the tighter of these two."""
+        engine_s = self.engine_ttft_s(max(prompt.total_tokens, prompt.tokens))
+        limit_s = engine_s if prompt.ttft_slo_s is None else prompt.ttft_slo_s
+        return limit_s, min(limit_s, engine_s)
 
     def ttft_deadline_s(self, prompt: Prompt) -> float:
         """The moment by which its first token is due."""
         judged = self._judged.get(prompt.id)
         if judged is not None and judged[0] is prompt:
             return judged[1]
-        return prompt.arrival_s + self.ttft_limit_s(prompt)
+        return prompt.arrival_s + self._limits_s(prompt)[0]
 
     def feasible(self, prompt: Prompt, now_s: float) -> bool:
         """Whether it can still meet its TTFT limit if it is served at once.
 
+        A first token comes when its step ends: in overload those served at the last moment
+        would all be late by a part of a step.
+        Of a limit wider than the engine's the engine's counts: where others are late, one
+        that asked for more time would go before them, as it is late later.
         Asked several times for a prompt while a step is planned; worked out once.
         """
         judged = self._judged.get(prompt.id)
         if judged is not None and judged[0] is prompt and judged[2] == now_s:
             return judged[3]
-        deadline_s = prompt.arrival_s + self.ttft_limit_s(prompt)
+        limit_s, tighter_s = self._limits_s(prompt)
         left_s = self.alone_s(prompt.tokens, prompt.context_tokens)
-        feasible = now_s + left_s <= deadline_s
-        self._judged[prompt.id] = (prompt, deadline_s, now_s, feasible)
+        feasible = now_s + max(left_s, self._step_s) <= prompt.arrival_s + tighter_s
+        self._judged[prompt.id] = (prompt, prompt.arrival_s + limit_s, now_s, feasible)
         return feasible
 
 

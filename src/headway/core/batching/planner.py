@@ -8,6 +8,7 @@ from headway.core.batching.backlog import Backlog
 from headway.core.batching.budget import Allowance
 from headway.core.batching.caps import Caps, Occupancy
 from headway.core.batching.order import Order, PrefillClock, Rank
+from headway.core.batching.shares import Turn
 from headway.core.decisions import Chunk, StepPlan
 from headway.core.views import Probe, Prompt, Step
 
@@ -35,10 +36,10 @@ class StepPlanner:
         max_wait_s: float,
         probe: ProbeFn,
         *,
-        favour_yielding: bool,
+        turns: tuple[bool, ...],
     ) -> None:
+        """turns: classes (whether of long prompts) that go first in this step."""
         self._backlog = backlog
-        self._order = order
         self._clock = clock
         self._model = clock.model
         self._step = step
@@ -46,7 +47,6 @@ class StepPlanner:
         self._now_s = now_s
         self._max_wait_s = max_wait_s
         self._probe = probe
-        self._favour_yielding = favour_yielding
         self._tokens = allowance.tokens
         self._spent = 0
         self._seconds = allowance.seconds
@@ -54,15 +54,14 @@ class StepPlanner:
         self._floor = allowance.floor_tokens
         self._free_blocks = step.free_blocks
         self._looks = MAX_LOOKS
-        self._aged: Prompt | None = None
         self._finished = False
-        self._yielding_started = False
         self.waited = False
         """Whether a prompt was left out because a later step will give it a better chunk."""
         self._caps = caps
         self._occupancy = Occupancy(caps)
         for prompt in step.prefills:
             self._occupancy.enter(prompt.tokens)
+        self.turn = Turn(turns, backlog, order, self._occupancy, now_s, max_wait_s)
         self._chunks: list[Chunk] = []
         self._admitted: list[Chunk] = []
 
@@ -73,9 +72,9 @@ class StepPlanner:
         self._backlog.begin_step(step.adapters, step.adapter_slots, too_long_s)
         waits = bool(self._backlog) and step.seats > 0
         if waits:
-            self._find_aged()
             self._backlog.unpark(self._probe, self._fits, self._now_s)
-        running = sorted((self._rank(p), p) for p in step.prefills)
+        self.turn.look()
+        running = self.turn.rank_running(step.prefills)
         waits = waits and not self._draining()
         self._merge(running, waits=waits)
         if waits and self._finished and self._tokens > 0:
@@ -87,7 +86,6 @@ class StepPlanner:
             limit_s=self._allowance.limit_s,
             reason=self._allowance.reason,
             held_long=self._occupancy.long_full and self._backlog.has_long(),
-            yielding_started=self._yielding_started,
             capacity_bound=self._is_capacity_bound(),
             nothing_to_spare=self._occupancy.long_full,
         )
@@ -96,7 +94,8 @@ class StepPlanner:
         """What the engine has is used up, or late prompts show that it isn't enough."""
         if self._spent >= self._step.tokens or len(self._admitted) >= self._step.seats:
             return True
-        return self._backlog.roomless_since_s() is not None or self._backlog.has_yielding()
+        late = any(self._backlog.has_yielding(self._now_s, long=long) for long in (False, True))
+        return late or self._backlog.roomless_since_s() is not None
 
     def _merge(self, running: list[tuple[Rank, Prompt]], *, waits: bool) -> None:
         """Serve prompts mid-prefill and waiting ones by rank until nothing is left to spend."""
@@ -105,30 +104,41 @@ class StepPlanner:
             head = next(waiting, None)
             while self._tokens > 0:
                 if head is not None and (served == len(running) or head[0] < running[served][0]):
-                    self._admit(head[1])
+                    self._admit(head[1], head[0])
                     head = next(waiting, None)
                 elif served < len(running):
-                    self._continue(running[served][1])
+                    self._continue(running[served][1], running[served][0])
                     served += 1
                 else:
                     break
 
     def _waiting(self) -> Generator[tuple[Rank, Prompt]]:
-        """Waiting prompts, ranked, while any may start; one that has waited too long first."""
+        """Waiting prompts, ranked, while any may start; those first whose turn it is."""
         self._set_hold()
-        aged, offered = self._aged, ""
-        if aged is not None and aged.id in self._backlog and not self._backlog.holds(aged):
-            offered = aged.id
-            yield self._rank(aged), aged
-        with closing(self._backlog.draw(self._now_s, self._rank)) as drawn:
+        offered = set()
+        for long in self.turn.classes:
+            aged = self._backlog.older(self.turn.aged_before_s, long=long)
+            with closing(aged):
+                for prompt in aged:
+                    if self._done_starting() or self._backlog.holds(prompt):
+                        break
+                    offered.add(prompt.id)
+                    yield self.turn.aged_rank(prompt, long), prompt
+                    self._set_hold()
+                    if self._backlog.ready(prompt.id):
+                        break  # it can't start yet, and those behind it mustn't take its turn
+        with closing(self._backlog.draw(self._now_s, self.turn.rank)) as drawn:
             for rank, prompt in drawn:
-                if self._looks == 0 or len(self._admitted) >= self._step.seats:
+                if self._done_starting():
                     return
-                if prompt.id != offered:
+                if prompt.id not in offered:
                     yield rank, prompt
                 self._set_hold()
 
-    def _continue(self, prompt: Prompt) -> None:
+    def _done_starting(self) -> bool:
+        return self._looks == 0 or len(self._admitted) >= self._step.seats
+
+    def _continue(self, prompt: Prompt, rank: Rank) -> None:
         """Give an admitted prompt its next chunk."""
         tokens = self._fit(prompt.tokens, prompt.context_tokens, unsplit=prompt.unsplit)
         self._spend(tokens, prompt.tokens, prompt.context_tokens)
@@ -138,14 +148,16 @@ class StepPlanner:
             self._finished = True
         if tokens:
             self._chunks.append(Chunk(prompt.id, tokens, prompt.tokens - tokens))
+        self.turn.charge(prompt, rank, tokens)
 
-    def _admit(self, prompt: Prompt) -> None:
+    def _admit(self, prompt: Prompt, rank: Rank) -> None:
         """Start a waiting prompt, set it aside, or pass it over in this step."""
         seen = self._probe(prompt.id)
         if seen.ask is not None and self._fits(seen) and not self._ends(prompt, seen):
             seen = seen.ask()
         if seen.blocked is not None or not self._fits(seen):
             self._backlog.park(prompt.id, seen, self._now_s)
+            self.turn.left(prompt)
             self._looks -= 1
             return
         if seen.loads:
@@ -153,14 +165,18 @@ class StepPlanner:
             return
         planned = self._chunk(prompt, seen)
         whole = planned == seen.tokens and seen.exact
-        if not planned or not (whole or self._occupancy.admits_partial(seen.tokens)):
+        older = self.turn.before(prompt)
+        if not planned or not (whole or self._occupancy.admits_partial(seen.tokens, older)):
             self._looks -= 1
             if seen.tokens != prompt.tokens:
                 self._backlog.add(_judged(prompt, seen), self._now_s)
+            if planned and older and self._occupancy.admits_partial(seen.tokens):
+                self._admit_aged(older)
             return
         self._spend(planned, seen.tokens, seen.context_tokens)
         self._backlog.start(prompt, self._now_s)
-        self._yielding_started |= self._order.yielding(prompt, self._now_s)
+        self.turn.left(prompt)
+        self.turn.charge(prompt, rank, planned)
         if planned < seen.tokens or not seen.exact:
             self._occupancy.enter(seen.tokens)
         else:
@@ -183,6 +199,7 @@ class StepPlanner:
         if not seen.exact:  # what was to be fetched may be gone, and the prompt be computed
             self._occupancy.enter(seen.tokens)
         self._backlog.start(prompt, self._now_s)
+        self.turn.left(prompt)
         self._admitted.append(Chunk(prompt.id, 1, 0))
 
     def _fit(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
@@ -240,30 +257,16 @@ class StepPlanner:
         since_s = self._backlog.roomless_since_s()
         return since_s is not None and self._now_s - since_s > self._max_wait_s
 
-    def _find_aged(self) -> None:
-        oldest = self._backlog.oldest()
-        if oldest is not None and self._has_aged(oldest):
-            self._aged = oldest
-
-    def _has_aged(self, prompt: Prompt) -> bool:
-        return self._now_s - prompt.arrival_s > self._max_wait_s
+    def _admit_aged(self, classes: list[bool]) -> None:
+        """The place that is kept for the oldest of these classes is free: it takes it."""
+        aged = self.turn.oldest(classes)
+        if not (self._done_starting() or self._backlog.holds(aged)):
+            self._admit(aged, self.turn.rank(aged))
 
     def _set_hold(self) -> None:
         """Pass over long prompts while none may start, unless one would fit whole."""
         full = self._occupancy.long_full
         self._backlog.hold_long = full and self._tokens <= self._caps.long_tokens
-
-    def _rank(self, prompt: Prompt) -> Rank:
-        """Those that have waited too long, then the class whose turn it is, then the order.
-
-        A long prompt that keeps an aged one from starting goes before it.
-        """
-        aged = self._aged
-        if self._has_aged(prompt) and (aged is None or prompt.arrival_s <= aged.arrival_s):
-            return (0, prompt.arrival_s, prompt.id)
-        if self._favour_yielding and self._order.yielding(prompt, self._now_s):
-            return (1, *self._backlog.rank(prompt, self._now_s))
-        return (2, *self._backlog.rank(prompt, self._now_s))
 
     def rejudge_long(self) -> None:
         """Look again at the long prompt held first: its prefix may be cached by now."""

@@ -5,17 +5,25 @@ from dataclasses import replace
 from typing import Final
 
 from headway.core.batching.backlog import Backlog
-from headway.core.batching.budget import PACE, Budget, DeadlineBudget, FixedBudget
+from headway.core.batching.budget import (
+    LEAST_STEP,
+    PACE,
+    RESPONSIVE_SHARE,
+    STALL_LIMIT,
+    Budget,
+    DeadlineBudget,
+    FixedBudget,
+)
 from headway.core.batching.caps import Caps
+from headway.core.batching.clients import Granted, grant
 from headway.core.batching.order import ORDER_BY_NAME, PrefillClock
 from headway.core.batching.planner import ProbeFn, StepPlanner
 from headway.core.batching.settings import BatchingSettings
+from headway.core.batching.shares import Shares
 from headway.core.decisions import StepPlan
-from headway.core.latency import StepTimeModel
+from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Probe, Prompt, Step
 
-YIELDING_SHARE: Final = {"short-first": 0.1, "feasible-first": 0.05}
-"""Share of contended prefill that the class going last is guaranteed."""
 MAX_WAITS: Final = 4
 """Steps in a row in which a prompt may be left out for a better chunk later."""
 REJUDGE_STEPS: Final = 8
@@ -42,17 +50,31 @@ class Policy:
             DeadlineBudget(model, settings) if settings.budget == "deadline" else FixedBudget()
         )
         self.backlog = Backlog(self.order, self.caps.is_long)
-        self._share = YIELDING_SHARE.get(settings.order, 0.0)
-        self._credit = 0.0
+        self._shares = Shares()
         self._steps = 0
         self._waits = 0
         self._tight_limit_s = settings.ttft_slo_s
         self._tight_until_s = -math.inf
         self._arrivals_s = [-math.inf] * 3
 
-    def pace_s(self, tpot_slo_s: float | None) -> float:
-        """Seconds a token that decodes are paced to, for the client's own limit or the engine's."""
-        return PACE * (tpot_slo_s if tpot_slo_s is not None else self.settings.tpot_slo_s)
+    def grant(self, ttft_slo_s: object, tpot_slo_s: object, priority: int, tokens: int) -> Granted:
+        """What a client gets that asks for these limits and priority for a prompt of `tokens`."""
+        engine_ttft_s = self.clock.engine_ttft_s(tokens)
+        return grant(ttft_slo_s, tpot_slo_s, priority, engine_ttft_s, self.settings)
+
+    def least_pace_s(self, decodes: int, context_tokens: int) -> float:
+        """Decodes that are to be quicker than this don't count in a step of so many decodes.
+
+        A client's limit that leaves no time for prefill can't be met while others are
+        prefilled; it mustn't shorten their steps. The engine's own limit always counts.
+        """
+        alone = StepShape(decodes=decodes, decode_context_tokens=context_tokens)
+        return min(PACE * self.settings.tpot_slo_s, LEAST_STEP * self.model.predict(alone))
+
+    @property
+    def most_behind_s(self) -> float:
+        """How far a decode may be behind its pace; beyond it, it is paced anew from now."""
+        return STALL_LIMIT * self.settings.tpot_slo_s
 
     def add(self, prompt: Prompt, now_s: float, blocked: str | None = None) -> None:
         """A prompt arrived, or came back after preemption.
@@ -83,12 +105,11 @@ class Policy:
         Admitted prompts leave the backlog; the host adds back those it could not start.
         """
         self._steps += 1
-        self.clock.new_step()
-        limit_s = self._smallest_ttft_limit_s(now_s)
-        allowance = self.budget.allow(step, now_s, limit_s, self._gap_s(now_s))
+        ttft_s = self._smallest_ttft_limit_s(now_s)
+        allowance = self.budget.allow(step, now_s, ttft_s, self._gap_s(now_s))
+        self.clock.new_step(min(allowance.limit_s or 0.0, RESPONSIVE_SHARE * ttft_s))
         if self._waits == MAX_WAITS:
             allowance = replace(allowance, later_s=0.0)
-        favoured = self._credit >= 1.0
         planner = StepPlanner(
             self.backlog,
             self.order,
@@ -99,14 +120,13 @@ class Policy:
             now_s,
             self.settings.max_wait_s,
             probe,
-            favour_yielding=favoured,
+            turns=self._shares.turns(),
         )
         plan = planner.run()
         self._waits = self._waits + 1 if planner.waited else 0
         if self._steps % REJUDGE_STEPS == 0:
             planner.rejudge_long()
-        if self._share:
-            self._account(step, plan, now_s, favoured=favoured)
+        self._shares.account(plan.tokens, planner.turn.present, planner.turn.served)
         return plan
 
     def _gap_s(self, now_s: float) -> float:
@@ -118,14 +138,3 @@ class Policy:
         if now_s < self._tight_until_s:
             return min(self._tight_limit_s, self.settings.ttft_slo_s)
         return self.settings.ttft_slo_s
-
-    def _account(self, step: Step, plan: StepPlan, now_s: float, *, favoured: bool) -> None:
-        """Credit the class that goes last for each step in which it got nothing."""
-        if favoured:
-            self._credit = 0.0
-            return
-        served = {chunk.id for chunk in (*plan.chunks, *plan.admitted)}
-        going_last = [p.id for p in step.prefills if self.order.yielding(p, now_s)]
-        denied = bool(going_last) or self.backlog.has_yielding()
-        if plan.tokens and denied and not plan.yielding_started and served.isdisjoint(going_last):
-            self._credit += self._share

@@ -1,6 +1,5 @@
 """What an operator may set about batching, parsed strictly."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -10,6 +9,10 @@ from headway.core.errors import SettingError
 LONG_PREFILL_TOKENS: Final = 10_000
 """What counts as a long prompt on a model with a context of `FULL_CONTEXT_TOKENS` or more."""
 FULL_CONTEXT_TOKENS: Final = 131_072
+PRIORITY_LEVELS: Final = 8
+"""Client priorities beyond ±this count as this, so that lanes stay few."""
+MOST: Final = 1e9
+"""The largest number of seconds or factor: products of them are finite."""
 
 ORDERS: Final = ("fcfs", "short-first", "penalised", "feasible-first")
 BUDGETS: Final = ("fixed", "deadline")
@@ -47,7 +50,10 @@ class BatchingSettings:
     ttft_slo_s, ttft_slo_factor: the TTFT limit of a prompt is
         max(ttft_slo_s, ttft_slo_factor * its prefill time alone).
     tpot_slo_s: the TPOT limit, seconds.
-    max_wait_s: a prompt that has waited longer goes before all others.
+    max_wait_s: a prompt that has waited longer is guaranteed a share of prefill.
+    min_client_slo_factor, max_client_slo_factor: the range of limits a client may ask for
+        itself, as multiples of the engine's for its request.
+    min_client_priority: the most urgent priority it may ask for; lower goes first.
     """
 
     policy: str
@@ -60,6 +66,9 @@ class BatchingSettings:
     ttft_slo_factor: float
     tpot_slo_s: float
     max_wait_s: float
+    min_client_slo_factor: float
+    max_client_slo_factor: float
+    min_client_priority: int
 
 
 SETTING_NAMES: Final = tuple(f.name for f in fields(BatchingSettings))
@@ -96,6 +105,13 @@ def parse(values: Mapping[str, Any], max_model_len: int, path: str = "headway") 
             f"{long_partial} is more than max_num_partial_prefills ({partial}); "
             f"use at most {partial}",
         )
+    least = positive(values, "min_client_slo_factor", 1.0, path)
+    most = positive(values, "max_client_slo_factor", max(10.0, least), path)
+    if least > most:
+        raise SettingError(
+            f"{path}.min_client_slo_factor",
+            f"{least:g} is more than max_client_slo_factor ({most:g}); use at most {most:g}",
+        )
     threshold = long_threshold_for(max_model_len)
     return BatchingSettings(
         policy=policy,
@@ -110,17 +126,31 @@ def parse(values: Mapping[str, Any], max_model_len: int, path: str = "headway") 
         ttft_slo_factor=positive(values, "ttft_slo_factor", 4.0, path),
         tpot_slo_s=positive(values, "tpot_slo_s", 0.15, path),
         max_wait_s=positive(values, "max_wait_s", 120.0, path),
+        min_client_slo_factor=least,
+        max_client_slo_factor=most,
+        min_client_priority=_level(values, "min_client_priority", 0, path),
     )
 
 
 def positive(values: Mapping[str, Any], key: str, default: float, path: str) -> float:
-    """A finite number above 0, or SettingError naming `path.key`."""
+    """A number above 0 and up to `MOST`, or SettingError naming `path.key`."""
     value = values.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise SettingError(f"{path}.{key}", f"{value!r} is not a number; use seconds such as 1.5")
-    if not (math.isfinite(value) and value > 0):
-        raise SettingError(f"{path}.{key}", f"{value!r} is out of range; use a number above 0")
+    if not 0 < value <= MOST:
+        problem = f"{value!r} is out of range; use a number above 0, at most {MOST:g}"
+        raise SettingError(f"{path}.{key}", problem)
     return float(value)
+
+
+def _level(values: Mapping[str, Any], key: str, default: int, path: str) -> int:
+    value = values.get(key, default)
+    right = f"use one from {-PRIORITY_LEVELS} to {PRIORITY_LEVELS}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise SettingError(f"{path}.{key}", f"{value!r} is not a whole number; {right}")
+    if abs(value) > PRIORITY_LEVELS:
+        raise SettingError(f"{path}.{key}", f"{value} is out of range; {right}")
+    return value
 
 
 def _count(values: Mapping[str, Any], key: str, default: int, path: str) -> int:

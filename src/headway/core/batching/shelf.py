@@ -14,7 +14,8 @@ class Shelf:
     def __init__(self, now_s: float) -> None:
         self.since_s = now_s
         self.lanes: dict[Rank, LazyHeap] = {}
-        self.by_arrival = LazyHeap()
+        self.by_arrival = {False: LazyHeap(), True: LazyHeap()}
+        """By whether they are long, which is how their lane begins."""
         self._lane_of: dict[str, Rank] = {}
 
     def __len__(self) -> int:
@@ -33,15 +34,16 @@ class Shelf:
         """Forget a prompt; unknown ids are ignored."""
         lane = self._lane_of.pop(prompt_id, None)
         if lane is not None:
-            self.by_arrival.discard(prompt_id)
+            self.by_arrival[lane[0]].discard(prompt_id)
             self._leave(lane, prompt_id)
 
     def _enter(self, prompt: Prompt, lane: Rank) -> LazyHeap:
         before = self._lane_of.get(prompt.id)
-        if before is None:
-            self.by_arrival.push(prompt.id, (prompt.arrival_s, prompt.id))
-        elif before != lane:
+        if before is not None and before != lane:
             self._leave(before, prompt.id)
+        if before is None or before[0] != lane[0]:
+            self.by_arrival[not lane[0]].discard(prompt.id)
+            self.by_arrival[lane[0]].push(prompt.id, (prompt.arrival_s, prompt.id))
         self._lane_of[prompt.id] = lane
         return self.lanes.setdefault(lane, LazyHeap())
 
