@@ -61,8 +61,8 @@ class SpeculatingDriver(Driver):
             drafts = [[5] * DRAFTS for _ in ids]
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
 
-    def _sample(self, output, request_id):
-        sampled = super()._sample(output, request_id)
+    def _sample(self, output, request_id, computed):
+        sampled = super()._sample(output, request_id, computed)
         drafts = len(output.scheduled_spec_decode_tokens.get(request_id, ()))
         if not sampled or not drafts:
             return sampled
