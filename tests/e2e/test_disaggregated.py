@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from headway.router.http1 import chunk
-from headway.router.sse import StreamTap
+from headway.router.openai.stream import StreamTap
+from headway.router.wire.http1 import chunk
 
 from .conftest import free_port, metric
 

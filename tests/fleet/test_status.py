@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.fleet import execution, goodput, status
 from headway.fleet.goodput import Recent, Tally, tally
 from headway.fleet.status import Seen, text
-from headway.router.metrics import Metrics
+from headway.router.state.metrics import Metrics
 
 METRICS = """\
 # HELP headway:router_slo_total Requests sent, by whether they met all limits

@@ -8,9 +8,9 @@ import httptools
 import uvloop
 
 from headway import config
-from headway.router.app import App
-from headway.router.downstream import serve
-from headway.router.service import Service
+from headway.router.serve.app import App
+from headway.router.state.service import Service
+from headway.router.wire.server import serve
 
 from .stub_engine import MODEL, Oracle, Stub
 from .wire import Answer, Wire

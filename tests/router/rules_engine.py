@@ -10,9 +10,9 @@ import httpx
 import uvloop
 
 from headway import config as settings
-from headway.router.app import App
-from headway.router.downstream import ClientGone, ClientLimits, serve
-from headway.router.service import Service
+from headway.router.serve.app import App
+from headway.router.state.service import Service
+from headway.router.wire.server import ClientGone, ClientLimits, serve
 
 WAIT_S = 10.0
 JSON = (b"content-type", b"application/json")

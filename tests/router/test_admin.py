@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from headway.core.reliability.engine_health import EngineHealth, HealthState
-from headway.router.admin import Admin
-from headway.router.downstream import serve
+from headway.router.serve.admin import Admin
+from headway.router.wire.server import serve
 
 from .rules_engine import body_for, engines, flags, on_loop, routing, until
 

@@ -8,7 +8,7 @@ import tracemalloc
 import httpx
 import pytest
 
-from headway.router.client import ClientLimits
+from headway.router.wire.client_connection import ClientLimits
 
 from .certificates import contexts
 from .fleet import PATHS, Fleet, body_of, run, wire_bytes

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from headway.router import listener
-from headway.router.downstream import BodyTooLarge, ClientGone
+from headway.router.wire import listener
+from headway.router.wire.server import BodyTooLarge, ClientGone
 
 from .certificates import contexts
 from .wire import Wire, each_loop, no_more_files, served, soon, until

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.reliability.engine_health import HealthState
-from headway.router.admin import Admin
-from headway.router.downstream import serve
+from headway.router.serve.admin import Admin
+from headway.router.wire.server import serve
 
 from .fleet import Fleet, body_of, run, wire_bytes
 from .wire import Wire

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.router.chunked import ChunkedReader
-from headway.router.http1 import (
+from headway.router.wire.chunked import ChunkedReader
+from headway.router.wire.http1 import (
     BadRequest,
     HeadReader,
     chunk,

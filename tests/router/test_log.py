@@ -3,8 +3,8 @@
 import io
 import os
 
-from headway.router import log
-from headway.router.log import Log
+from headway.router.state import log
+from headway.router.state.log import Log
 
 
 def test_lines_are_written_in_order_and_whole():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from headway.router.metrics import Counts, Times
+from headway.router.state.metrics import Counts, Times
 
 BOUNDS = (0.005, 0.5, 1, 30)
 

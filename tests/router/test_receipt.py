@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.router.receipt import Receipt, log_line, receipt_lines, route, server_timing
+from headway.router.state.receipt import Receipt, log_line, receipt_lines, route, server_timing
 
 SPLIT = Receipt(
     request_id="r1",

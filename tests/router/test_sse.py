@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.router.openai import AnswerError, Usage
-from headway.router.sse import Opening, StreamCleaner, StreamTap
+from headway.router.openai.stream import Opening, StreamCleaner, StreamTap
 
 from .wire import pieces
 

@@ -7,9 +7,9 @@ import pytest
 
 from headway import config
 from headway.core.errors import SettingError
-from headway.router.bodies import parse
-from headway.router.prompt import TOKEN_BYTES
-from headway.router.tokens import SAMPLE_BYTES, TokenCounter
+from headway.router.openai.prompt import TOKEN_BYTES
+from headway.router.openai.request import parse
+from headway.router.openai.token_counter import SAMPLE_BYTES, TokenCounter
 
 from .fleet import Fleet, body_of, run
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from headway.router import turns
+from headway.router import cpu_slice
 
 ASKED = "from headway.router import turns; print(turns.shorten(), turns.of())"
 
@@ -18,13 +18,13 @@ def run(code: str) -> str:
 
 def test_a_process_gets_short_turns_or_is_told_that_it_did_not():
     took, turn_ns = run(ASKED).split()
-    assert (took == "True") == (int(turn_ns) == turns.TURN_NS)
+    assert (took == "True") == (int(turn_ns) == cpu_slice.TURN_NS)
 
 
 def test_this_process_keeps_its_own():
-    before = turns.of()
+    before = cpu_slice.of()
     run(ASKED)
-    assert turns.of() == before
+    assert cpu_slice.of() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")

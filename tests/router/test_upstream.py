@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.router.connection import Connection
-from headway.router.http1 import chunk
-from headway.router.request import ClientGone
-from headway.router.sse import StreamTap
-from headway.router.upstream import (
+from headway.router.openai.stream import StreamTap
+from headway.router.wire.client_request import ClientGone
+from headway.router.wire.engine_connection import Connection
+from headway.router.wire.engine_pool import (
     BadUpstream,
     ConnectFailed,
     FirstByteTimeout,
@@ -22,6 +21,7 @@ from headway.router.upstream import (
     UpstreamDied,
     UpstreamPool,
 )
+from headway.router.wire.http1 import chunk
 
 from .wire import (
     PATIENT,

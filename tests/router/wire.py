@@ -12,9 +12,9 @@ import httptools
 import pytest
 import uvloop
 
-from headway.router.downstream import ClientLimits, serve
-from headway.router.http1 import chunk
-from headway.router.upstream import Timeouts, UpstreamPool
+from headway.router.wire.engine_pool import Timeouts, UpstreamPool
+from headway.router.wire.http1 import chunk
+from headway.router.wire.server import ClientLimits, serve
 
 WAIT_S = 10.0
 """No test waits longer for anything."""

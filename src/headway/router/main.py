@@ -13,15 +13,15 @@ import uvloop
 
 from headway import config as settings
 from headway.core.errors import HeadwayError
-from headway.router import turns
-from headway.router.admin import Admin
-from headway.router.app import App
-from headway.router.downstream import ClientLimits, Server, serve
-from headway.router.listener import REFUSED_AT_ONCE
-from headway.router.log import Log
+from headway.router import cpu_slice
 from headway.router.reload import Reload
-from headway.router.service import Service
-from headway.router.upstream import MAX_IDLE
+from headway.router.serve.admin import Admin
+from headway.router.serve.app import App
+from headway.router.state.log import Log
+from headway.router.state.service import Service
+from headway.router.wire.engine_pool import MAX_IDLE
+from headway.router.wire.listener import REFUSED_AT_ONCE
+from headway.router.wire.server import ClientLimits, Server, serve
 
 ADMIN_HOST: Final = "127.0.0.1"
 _ADMIN_LIMITS: Final = ClientLimits(max_connections=16)
@@ -51,7 +51,7 @@ def run(
     start.
     """
     connections = _connections(config, say)
-    turns.shorten()
+    cpu_slice.shorten()
     log = Log(sys.stdout.buffer)
     try:
         return uvloop.run(_Run(config, read, say, log, connections).until_stopped())

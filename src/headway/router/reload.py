@@ -9,7 +9,7 @@ from typing import Final
 
 from headway import config as settings
 from headway.core.errors import HeadwayError
-from headway.router.service import Service
+from headway.router.state.service import Service
 
 LOOK_S: Final = 1.0
 """How often the configuration's files are looked at."""

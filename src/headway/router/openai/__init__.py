@@ -1,0 +1,50 @@
+"""The APIs that vLLM serves, as the router sees them: one door to reading and rewriting.
+
+`bodies` and `prompt` read requests, `rewrite` makes the legs' bodies, `answers` reads and cleans
+answers, `errors` words failures, `headers` decides what passes. Nothing here waits or sends.
+"""
+
+from headway.router.openai.answers import (
+    AnswerError,
+    Usage,
+    handoff_params,
+    is_whole,
+    strip_answer,
+    usage_of,
+)
+from headway.router.openai.errors import BodyError, Kind, error_body, stream_error, too_long
+from headway.router.openai.legs import decode_body, prefill_body
+from headway.router.openai.request import ENDPOINTS, Parsed, parse
+from headway.router.wire.headers import (
+    ANSWER_HEADERS_DROPPED,
+    CLIENT_HEADERS_DROPPED,
+    answer_lines,
+    streams_events,
+    upstream_lines,
+)
+from headway.router.wire.http1 import Headers
+
+__all__ = [
+    "ANSWER_HEADERS_DROPPED",
+    "CLIENT_HEADERS_DROPPED",
+    "ENDPOINTS",
+    "AnswerError",
+    "BodyError",
+    "Headers",
+    "Kind",
+    "Parsed",
+    "Usage",
+    "answer_lines",
+    "decode_body",
+    "error_body",
+    "handoff_params",
+    "is_whole",
+    "parse",
+    "prefill_body",
+    "stream_error",
+    "streams_events",
+    "strip_answer",
+    "too_long",
+    "upstream_lines",
+    "usage_of",
+]

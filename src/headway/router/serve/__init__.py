@@ -1,0 +1,1 @@
+"""One request's way through the router, from its path to the end of its answer."""

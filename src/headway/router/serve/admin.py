@@ -1,0 +1,126 @@
+"""The admin port: what the router knows, and draining. Loopback only."""
+
+import json
+import re
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from headway.config import Timeouts
+from headway.core.reliability.engine_health import HealthState
+from headway.router.openai import error_body
+from headway.router.state.engine import Engine
+from headway.router.state.metrics import METRICS_TYPE
+from headway.router.state.service import Service
+from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.http1 import JSON_TYPE
+
+_SHOWN: Final = 200
+"""Characters of an engine's name that an error repeats."""
+_LOOPBACK: Final = re.compile(rb"(?:127\.\d+\.\d+\.\d+|\[::1\]|localhost)(?::\d+)?")
+
+
+class Admin:
+    """`GET /state`, `GET /metrics`, `POST /drain?engine=ID`, `POST /undrain?engine=ID`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, request: ClientRequest) -> None:
+        """One request."""
+        if _from_a_page(request):
+            request.respond(403, [JSON_TYPE], error_body(403, "not for web pages; use curl"))
+        elif request.path == "/state" and request.method == "GET":
+            request.respond(200, [JSON_TYPE], json.dumps(self.state(), indent=1).encode())
+        elif request.path == "/metrics" and request.method == "GET":
+            service = self._service
+            request.respond(200, [METRICS_TYPE], service.metrics_text())
+        elif request.path in {"/drain", "/undrain"} and request.method == "POST":
+            self._drain(request, draining=request.path == "/drain")
+        else:
+            message = "use GET /state, GET /metrics, POST /drain?engine=ID, POST /undrain?engine=ID"
+            request.respond(404, [JSON_TYPE], error_body(404, message))
+
+    def state(self) -> dict[str, Any]:
+        """Everything a person would ask for."""
+        service = self._service
+        now_s, limits = service.now(), service.config.router.timeouts
+        return {
+            "strategy": service.config.router.strategy,
+            "in_flight": service.ceiling.in_flight,
+            "pools": [
+                {
+                    "name": pool.name,
+                    "role": pool.role,
+                    "max_prompt_tokens": pool.max_prompt_tokens,
+                    "engines": [_of(engine, now_s, limits) for engine in pool.engines],
+                }
+                for pool in service.pools
+            ],
+            "routes": [
+                {**sample.labels, "count": int(sample.value)}
+                for family in service.metrics.routes.collect()
+                for sample in family.samples
+                if sample.name.endswith("_total")
+            ],
+        }
+
+    def _drain(self, request: ClientRequest, *, draining: bool) -> None:
+        named = parse_qs(request.query.decode("latin-1")).get("engine", [""])
+        engine = self._service.engines.get(named[0]) if len(named) == 1 else None
+        if engine is None:
+            known = ", ".join(self._service.engines)
+            said = f"no engine {', '.join(named)[:_SHOWN]!r}; name one of: {known}"
+            request.respond(404, [JSON_TYPE], error_body(404, said))
+            return
+        if draining:
+            engine.draining = True
+        else:
+            engine.undrain(self._service.now())
+        told = _of(engine, self._service.now(), self._service.config.router.timeouts)
+        request.respond(200, [JSON_TYPE], json.dumps(told).encode())
+
+
+def _from_a_page(request: ClientRequest) -> bool:
+    """Whether a browser may have been led here by a page from elsewhere."""
+    fields = dict(request.headers)
+    named = _LOOPBACK.fullmatch(fields.get(b"host", b"localhost"))
+    return b"origin" in fields or named is None
+
+
+def _reason(engine: Engine, now_s: float) -> str:
+    """Why new requests do or don't go there."""
+    if engine.draining:
+        return "draining"
+    health = engine.health
+    if health.state is HealthState.EJECTED:
+        return f"{health.failed} health checks failed"
+    if not engine.usable:
+        return "not up yet"
+    if not engine.ready(now_s):
+        return "circuit breaker open"
+    return f"degraded: {health.failed} health checks unanswered" if engine.degraded else "ready"
+
+
+def _of(engine: Engine, now_s: float, limits: Timeouts) -> dict[str, Any]:
+    work, report = engine.work, engine.report
+    return {
+        "id": engine.id,
+        "ready": engine.ready(now_s),
+        "reason": _reason(engine, now_s),
+        "healthy": engine.usable,
+        "health": engine.health.state.value,
+        "draining": engine.draining,
+        "breaker": engine.breaker.state(now_s),
+        "weight": engine.breaker.weight(now_s),
+        "models": [model.get("id") for model in engine.models],
+        "max_model_len": engine.max_model_len,
+        "prefill_tokens_per_s": round(engine.prefill_tokens_per_s, 1),
+        "patience_s": round(engine.patience_s(limits), 1),
+        "work": {name: getattr(work, name) for name in type(work).__slots__},
+        "reported": {
+            "waiting": report.waiting,
+            "running": report.running,
+            "kv_capacity_tokens": report.kv_capacity_tokens,
+            "kv_moved_bytes": report.kv_bytes,
+        },
+    }

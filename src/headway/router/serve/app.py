@@ -1,0 +1,136 @@
+"""What the router answers on which path."""
+
+import asyncio
+import json
+import math
+from typing import Final
+from urllib.parse import unquote
+
+from headway.core.admission import Refused
+from headway.router.openai import ENDPOINTS, BodyError, error_body, parse
+from headway.router.serve.generation import Generation
+from headway.router.serve.passthrough import forward, passes
+from headway.router.serve.record import Record
+from headway.router.state.metrics import METRICS_TYPE
+from headway.router.state.service import Service
+from headway.router.wire.client_request import ClientGone, ClientRequest
+from headway.router.wire.http1 import JSON_TYPE
+
+_OPEN: Final = frozenset({"/health", "/ready", "/metrics"})
+"""Paths that need no key: probes and scrapers have none."""
+
+
+class App:
+    """Answers clients."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, request: ClientRequest) -> None:
+        """One request, from its head to the end of its answer.
+
+        If the client leaves, the task is cancelled, and with it every leg.
+        """
+        task = asyncio.current_task()
+        if task is not None:
+            request.on_gone(task.cancel)
+        # Engines decode paths, so what a path means is judged decoded.
+        path = unquote(request.path)
+        if path in _OPEN:
+            self._open(request, path)
+            return
+        kind = ENDPOINTS.get(path) if request.method == "POST" else None
+        record = Record(self._service, request, kind)
+        try:
+            if self._seated(record, path):
+                try:
+                    await self._serve(record, path)
+                finally:
+                    self._service.ceiling.release(self._service.now())
+        except (asyncio.CancelledError, ClientGone):
+            record.left = request.is_gone
+            if not record.left:
+                record.failed()
+                raise
+        except BaseException:
+            record.failed()
+            raise
+        finally:
+            record.close()  # the one place where a request ends, however it does
+
+    def _seated(self, record: Record, path: str) -> bool:
+        """Whether the request got a seat; else it is answered: refused, or by the router itself."""
+        service, request, kind = self._service, record.request, record.kind
+        if service.config.keys and not _known(service, request):
+            message = "the API key is missing or unknown; send Authorization: Bearer KEY"
+            challenge = [(b"www-authenticate", b"Bearer")]
+            record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
+        elif kind is None and path == "/v1/models" and request.method in {"GET", "HEAD"}:
+            record.respond(200, "router", [JSON_TYPE], _models(service))
+        elif kind is None and not passes(path):
+            record.refuse(404, "the router serves no such path", "no such path")
+        else:
+            seat = service.ceiling.admit(service.now())
+            if not isinstance(seat, Refused):
+                return True
+            after = [(b"retry-after", b"%d" % math.ceil(seat.retry_after_s))]
+            message = "the router serves as many requests as it may"
+            record.refuse(429, message, "ceiling", headers=after)
+        return False
+
+    async def _serve(self, record: Record, path: str) -> None:
+        if record.kind is None:
+            await forward(record)
+            return
+        try:
+            generation = await self._generation(record, path)
+        except BodyError as error:
+            record.refuse_body(error)
+            return
+        await generation.run()
+
+    async def _generation(self, record: Record, path: str) -> Generation:
+        """The request, read: nothing but this holds its body then. Raises BodyError."""
+        service, request = self._service, record.request
+        body = await request.body(service.config.router.max_body_bytes, service.bodies)
+        parsed = parse(path, body)
+        if service.tokens is not None:
+            parsed = await service.tokens.measured(parsed)
+        service.retries.earn()
+        return Generation(record, parsed)
+
+    def _open(self, request: ClientRequest, path: str) -> None:
+        service = self._service
+        if request.method not in {"GET", "HEAD"}:
+            body = error_body(405, f"{path} answers GET")
+            request.respond(405, [JSON_TYPE, (b"allow", b"GET, HEAD")], body)
+        elif path == "/metrics":
+            request.respond(200, [METRICS_TYPE], service.metrics_text())
+        elif path == "/health" or service.ready():
+            request.respond(200, [], b"")
+        else:
+            request.respond(503, [JSON_TYPE], error_body(503, "no engine is ready"))
+
+
+def _known(service: Service, request: ClientRequest) -> bool:
+    for name, value in request.headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            key = value[7:].strip()
+        elif name == b"x-api-key":
+            key = value
+        else:
+            continue
+        if service.config.keys.check(key.decode("latin-1")) is not None:
+            return True
+    return False
+
+
+def _models(service: Service) -> bytes:
+    """The union over engines that are ready; the first to serve a model describes it."""
+    now_s = service.now()
+    found: dict[str, dict[str, object]] = {}
+    for engine in service.engines.values():
+        if engine.ready(now_s):
+            for model in engine.models:
+                found.setdefault(str(model.get("id")), model)
+    return json.dumps({"object": "list", "data": list(found.values())}).encode()

@@ -1,0 +1,194 @@
+"""Whatever vLLM serves beside generation, passed on to one engine as it is."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+from headway.core.admission import ByteCeiling
+from headway.core.routing.strategy import RETRY_AFTER_S
+from headway.router.openai import BodyError
+from headway.router.openai.request import TRANSFER_FIELDS, dump
+from headway.router.serve.attempt import Leg, LegFailed
+from headway.router.serve.record import Record
+from headway.router.state.engine import Engine
+from headway.router.wire.client_request import BodyTooLarge, ClientRequest
+from headway.router.wire.engine_pool import Call, UpstreamError
+from headway.router.wire.headers import answer_lines
+
+ATTEMPTS: Final = 3
+
+_PATHS: Final = re.compile(
+    r"/(?:v[12]|cohere/v2)/.+|/(?:de)?tokenize|/tokenizer_info|/pooling|/classify|/score|/rerank"
+    r"|/generative_scoring|/inference/v1/generate|/invocations|/ping|/version|/docs|/openapi\.json"
+)
+_KEPT: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_ODD: Final = re.compile(r"/\.{0,2}(?:/|$)|[^!-\[\]-~]")
+_MARKS: Final = (*(name.encode() for name in TRANSFER_FIELDS), b"\\u", b"\0")
+"""Without these bytes a body can't name a transfer field: \\u escapes, NUL stands for UTF-16."""
+
+
+def passes(path: str) -> bool:
+    """Whether clients may have this path (decoded).
+
+    What vLLM serves for those who run an engine (sleep, weights, adapters, ...) isn't for those
+    who use it. A path that a server might read as another one isn't passed on either.
+    """
+    return path not in _KEPT and not _ODD.search(path) and _PATHS.fullmatch(path) is not None
+
+
+async def forward(record: Record) -> None:
+    """Pass a request on and answer it."""
+    try:
+        await _forward(record)
+    except BodyError as error:
+        if record.request.started:
+            record.request.abort()
+            record.broke_off = True
+            return
+        record.refuse_body(error)
+
+
+class _Sent:
+    """What goes to an engine, and to another one if that fails.
+
+    whole: None for a body that passes as it comes, and once an answer has begun.
+    """
+
+    def __init__(self, request: ClientRequest, limit: int, ceiling: ByteCeiling) -> None:
+        self._request = request
+        self._limit = limit
+        self._ceiling = ceiling
+        self.whole: bytes | None = None
+
+    async def read(self) -> None:
+        """Read it if it may be JSON, without what clients may not say. Raises BodyError."""
+        request = self._request
+        if request.length == 0:
+            self.whole = b""
+            return
+        if request.length is not None and request.length > self._limit:
+            raise BodyTooLarge(self._limit)
+        types = [value.lower() for name, value in request.headers if name == b"content-type"]
+        if not types or any(b"json" in value for value in types):
+            self.whole = _without_handoff(await request.body(self._limit, self._ceiling))
+
+    def body(self) -> bytes | AsyncIterator[bytes]:
+        """All of it, or it as it comes, which can be had once."""
+        return self._stream() if self.whole is None else self.whole
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for part in self._request.stream_body(self._ceiling):
+            size += len(part)
+            if size > self._limit:
+                raise BodyTooLarge(self._limit)
+            yield part
+
+
+async def _forward(record: Record) -> None:
+    service, request = record.service, record.request
+    limit = service.config.router.max_body_bytes
+    sent = _Sent(request, limit, service.bodies)
+    await sent.read()
+    first: LegFailed | None = None
+    tried: list[str] = []
+    service.retries.earn()
+    while engine := _least_busy(record, tried):
+        tried.append(engine.id)
+        record.served("passed through", *tried)
+        try:
+            await _on(engine, record, sent)
+        except LegFailed as failure:
+            first = first or failure
+            # A body that went out as it came is gone, unless nothing was sent.
+            again = failure.cause == "connect" or sent.whole is not None
+            if not again or len(tried) == ATTEMPTS or not service.retries.spend(service.now()):
+                break
+            service.metrics.retries.add(failure.cause)
+        else:
+            return
+    if first is None:
+        after = [(b"retry-after", b"%d" % RETRY_AFTER_S)]
+        record.refuse(503, "no engine is ready", "no engine ready", headers=after)
+    else:
+        status = 504 if first.cause == "timeout" else 502
+        record.refuse(status, f"the engine gave no answer ({first.cause})", "passed through")
+
+
+async def _on(engine: Engine, record: Record, sent: _Sent) -> None:
+    """One attempt. Raises LegFailed while nothing has reached the client."""
+    service, request = record.service, record.request
+    target = request.path.encode("latin-1")
+    if request.query:
+        target += b"?" + request.query
+    lines = service.upstream_lines(request.headers)
+    timeouts = service.timeouts(0, streams=False)
+    with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
+        body = sent.body()
+        call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)
+        del body  # no other engine may try any more
+        sent.whole = None
+        if call.status != 501:  # what an engine doesn't offer says nothing about its health
+            leg.judge(call.status)
+        service.metrics.routes.add(service.config.router.strategy, "passed through")
+        await _answer(record, call)
+
+
+async def _answer(record: Record, call: Call) -> None:
+    request = record.request
+    # A redirect would send the client to the engine itself.
+    headers = [field for field in call.headers if field[0] != b"location"]
+    record.status, record.by_engine = call.status, True
+    request.start(call.status, length=call.length, lines=answer_lines(headers) + record.lines())
+    request.flush()
+    try:
+        await call.pump(request)
+    except UpstreamError:
+        request.abort()
+        record.broke_off = True
+        return
+    request.finish()
+
+
+def _without_handoff(body: bytes) -> bytes:
+    """The same bytes, unless they name a field that makes engines connect elsewhere.
+
+    Some of these paths generate too, with fields in other places. Raises BodyError.
+    """
+    if not any(mark in body for mark in _MARKS):
+        return body
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BodyError(400, "The body must be JSON.", code="invalid_json") from None
+    return dump(value) if _strip(value) else body
+
+
+def _strip(value: object) -> bool:
+    """Take the fields out at any depth; whether there was anything."""
+    found = False
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, dict):
+            named = [name for name in TRANSFER_FIELDS if name in each]
+            for name in named:
+                del each[name]
+            found = found or bool(named)
+            todo += each.values()
+        elif isinstance(each, list):
+            todo += each
+    return found
+
+
+def _least_busy(record: Record, tried: Collection[str]) -> Engine | None:
+    service = record.service
+    now_s = service.now()
+    ready = [
+        e
+        for e in service.engines.values()
+        if e.ready(now_s) and e.pool.role != "prefill" and e.id not in tried
+    ]
+    draw = service.random.random
+    return min(ready, key=lambda e: (e.degraded, e.work.requests, draw()), default=None)

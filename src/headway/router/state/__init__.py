@@ -1,0 +1,1 @@
+"""What the router knows: its engines and their health, what it counts, what it logs."""

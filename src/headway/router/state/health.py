@@ -1,0 +1,170 @@
+"""Active health checks, and what engines report on /metrics."""
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Final
+
+from headway.config import Health
+from headway.core.reliability.engine_health import Check, HealthState
+from headway.router.state.engine import Engine, Report
+from headway.router.wire.engine_pool import (
+    ConnectTimeout,
+    FirstByteTimeout,
+    IdleTimeout,
+    NoRoom,
+    Timeouts,
+    TotalTimeout,
+    UpstreamError,
+)
+
+STARTING_S: Final = 1.0
+"""Between checks of an engine that hasn't been up yet."""
+_UNHEARD: Final = (ConnectTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout, NoRoom)
+_BUSY: Final = frozenset({408, 429, 504})
+"""What a proxy before the engine says that waited for it in vain, or a server with too much."""
+METRICS_LIMIT_BYTES: Final = 4 << 20
+_SAMPLE: Final = re.compile(rb"^(vllm:[a-z_]+)(?:\{([^}]*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
+_LABEL: Final = re.compile(rb'([a-z_]+)="([^"]*)"')
+_PROGRESS: Final = (b"vllm:generation_tokens_total", b"vllm:prompt_tokens_total")
+_KV_BYTES: Final = b"vllm:nixl_bytes_transferred_sum"
+
+
+def parse_report(text: bytes, now_s: float) -> Report:
+    """What vLLM's /metrics says; sums over the engine's ranks. Unknown lines are ignored."""
+    found = Report(at_s=now_s)
+    for name, labels, number in _SAMPLE.findall(text):
+        try:
+            value = float(number)
+        except ValueError:
+            continue
+        if not math.isfinite(value):
+            continue
+        if name == b"vllm:num_requests_waiting":
+            found.waiting += int(value)
+        elif name == b"vllm:num_requests_running":
+            found.running += int(value)
+        elif name in _PROGRESS:
+            found.progress += value
+        elif name == _KV_BYTES:
+            found.kv_bytes += value
+        elif name == b"vllm:cache_config_info":
+            found.kv_capacity_tokens = _capacity(dict(_LABEL.findall(labels)))
+    return found
+
+
+def _capacity(labels: dict[bytes, bytes]) -> int | None:
+    blocks, tokens = labels.get(b"num_gpu_blocks", b""), labels.get(b"block_size", b"")
+    return int(blocks) * int(tokens) if blocks.isdigit() and tokens.isdigit() else None
+
+
+class Checker:
+    """Asks one engine again and again how it is; `core.reliability.engine_health` judges.
+
+    An engine that was ejected comes back slowly: its share of requests grows (`Breaker.weight`).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Callable[[], Health],
+        *,
+        now: Callable[[], float],
+        say: Callable[[str], None],
+        lines: Callable[[], bytes],
+        ejected: Callable[[], None],
+    ) -> None:
+        """settings, lines (of a request's head): asked at each check; a reload may change them.
+
+        ejected: called when the engine is.
+        """
+        self._engine = engine
+        self._settings = settings
+        self._now = now
+        self._say = say
+        self._lines = lines
+        self._ejected = ejected
+
+    async def run(self) -> None:
+        """Check for ever."""
+        while True:
+            await self.check()
+            interval_s = self._settings().interval_s
+            starting = self._engine.health.state is HealthState.STARTING
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(STARTING_S, interval_s) if starting else interval_s):
+                    await self._engine.expected.wait()
+            self._engine.expected.clear()
+
+    async def check(self) -> None:
+        """One look: health, and on a healthy engine its models and figures."""
+        engine = self._engine
+        health = await self._get(b"/health")
+        moved = False
+        if isinstance(health, bytes) or engine.usable:
+            metrics = await self._get(b"/metrics")
+            if isinstance(metrics, bytes):
+                report = parse_report(metrics, self._now())
+                moved = report.progress > engine.report.progress
+                engine.report = report
+        found = Check.PASSED if isinstance(health, bytes) else health
+        if found is Check.PASSED and not engine.models:
+            found = await self._learn_models()
+        if found is not Check.PASSED and (
+            moved or self._now() - engine.heard_s() < self._settings().interval_s
+        ):
+            found = Check.PROGRESS
+        self._take(found)
+
+    def _take(self, found: Check) -> None:
+        """What a check found, and what follows from it."""
+        engine, settings = self._engine, self._settings()
+        before = engine.health.state
+        health = engine.health.after(found, fails=settings.fails, passes=settings.passes)
+        engine.see(health)
+        if health.state is before:
+            return
+        if health.state is HealthState.EJECTED:
+            engine.models = ()
+            self._ejected()
+            self._say(f"{engine.id} is ejected: {health.failed} health checks failed")
+        elif health.state is HealthState.DEGRADED:
+            self._say(
+                f"{engine.id} is degraded: {health.failed} health checks unanswered; it gets the "
+                "requests that no other engine can serve"
+            )
+        else:
+            if before is HealthState.EJECTED:
+                engine.breaker.readmitted(self._now())
+            self._say(f"{engine.id} is ready")
+
+    async def _learn_models(self) -> Check:
+        body = await self._get(b"/v1/models")
+        if not isinstance(body, bytes):
+            return body
+        try:
+            said = json.loads(body or b"{}")
+        except (ValueError, RecursionError):
+            return Check.DEAD
+        data = said.get("data") if isinstance(said, dict) else None
+        models = [m for m in data if isinstance(m, dict)] if isinstance(data, list) else []
+        self._engine.learn_models(tuple(models))
+        return Check.PASSED if models else Check.DEAD
+
+    async def _get(self, target: bytes) -> bytes | Check:
+        """The body of a 200 answer; else whether the engine is silent or dead."""
+        upstream, limit_s = self._engine.upstream, self._settings().timeout_s
+        timeouts = Timeouts(limit_s, limit_s, limit_s, 2 * limit_s)
+        try:
+            call = await upstream.send("GET", target, self._lines(), b"", timeouts)
+            body = await call.read(METRICS_LIMIT_BYTES)
+        except _UNHEARD:
+            return Check.SILENT
+        except UpstreamError:
+            return Check.DEAD
+        if call.status == 200:
+            return body
+        return Check.SILENT if call.status in _BUSY else Check.DEAD
