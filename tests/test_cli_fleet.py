@@ -7,9 +7,9 @@ import time
 import pytest
 
 from headway import cli
-from headway.fleet import operate
 from headway.fleet.errors import FleetError
-from headway.fleet.home import Home
+from headway.fleet.operate import commands
+from headway.fleet.operate.state_dir import Home
 
 FILE = """\
 [router]
@@ -63,7 +63,7 @@ def asked(monkeypatch):
         (Home(name).path / "lock").touch()
         return {"added": ["decode-1"], "leaving": [], "restarted": ["a-0"]}
 
-    monkeypatch.setattr(operate, "ask", ask)
+    monkeypatch.setattr(commands, "ask", ask)
     return found
 
 
@@ -123,7 +123,7 @@ def test_what_a_supervisor_refuses_is_told(monkeypatch, capsys):
     def ask(name, request, timeout_s=None):
         raise FleetError("no engine x; there are: a-0")
 
-    monkeypatch.setattr(operate, "ask", ask)
+    monkeypatch.setattr(commands, "ask", ask)
     assert wrong(capsys, "drain", "x", status=1) == "no engine x; there are: a-0"
 
 
@@ -233,7 +233,7 @@ def test_a_log_is_followed_into_its_next_run(log, capsys, monkeypatch):
         with log.open(mode) as file:
             file.write(text)
 
-    monkeypatch.setattr(operate.time, "sleep", sleep)
+    monkeypatch.setattr(commands.time, "sleep", sleep)
     assert run("logs", "a-0", "-n", "1", "-f") == 130
     assert capsys.readouterr().out == "line 99\nmore\na new run\n"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from headway import config as settings
 from headway.engine.command import EngineCommand
-from headway.fleet import supervisor
-from headway.fleet.causes import Cause
 from headway.fleet.errors import FleetError
-from headway.fleet.home import Home
-from headway.fleet.members import Making
-from headway.fleet.model import EngineSpec, FleetSpec, Machine
+from headway.fleet.operate.failure import Cause
+from headway.fleet.operate.state_dir import Home
+from headway.fleet.plan.spec import EngineSpec, FleetSpec, Machine
+from headway.fleet.supervise import supervisor
+from headway.fleet.supervise.engines import Making
 
 HERE = Path(sys.argv[1])
 FAKE = Path(__file__).with_name("fake_engine.py")

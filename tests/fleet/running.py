@@ -14,8 +14,8 @@ import urllib.request
 from pathlib import Path
 
 from headway.engine import processes
-from headway.fleet.control import ask
 from headway.fleet.errors import FleetError
+from headway.fleet.operate.control_socket import ask
 
 WAIT_S = 60.0
 SCRIPT = Path(__file__).with_name("fleet_process.py")

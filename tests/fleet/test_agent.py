@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.engine import processes
-from headway.fleet.actor import Actor
+from headway.fleet.place.ray_actor import Actor
 
 from .running import eventually, lives
 
@@ -26,7 +26,7 @@ def start(code, **more):
 @pytest.fixture
 def agent(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "headway.fleet.agent", "127.0.0.1"],
+        [sys.executable, "-m", "headway.fleet.place.ray_agent", "127.0.0.1"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

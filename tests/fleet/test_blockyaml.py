@@ -5,7 +5,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headway.fleet import blockyaml
+from headway.fleet.kubernetes import block_yaml
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(
@@ -29,32 +29,32 @@ TRICKY = [
 @given(VALUES)
 @example([[[]], {}, {"a": {}}, [{"a": [1, {"b": None}]}], [["x\ny"]]])
 def test_what_is_written_is_read_back(value):
-    assert yaml.safe_load(blockyaml.text({"a": value})) == {"a": value}
+    assert yaml.safe_load(block_yaml.text({"a": value})) == {"a": value}
 
 
 @pytest.mark.parametrize("word", TRICKY)
 def test_text_stays_text(word):
     value = {word: word, f"{word}.": [word, [word, word], {"a": {word: word}}]}
-    assert yaml.safe_load(blockyaml.text(value)) == value
+    assert yaml.safe_load(block_yaml.text(value)) == value
 
 
 @given(st.text(alphabet="ab01 -:#|>\n\t\"'{}[],&*!%@`~.=\r\\", max_size=20))
 def test_text_of_yaml_s_own_characters_stays_text(word):
     value = {word: word, f"{word}.": [word, [word, word], {"a": {word: word}}]}
-    assert yaml.safe_load(blockyaml.text(value)) == value
+    assert yaml.safe_load(block_yaml.text(value)) == value
 
 
 def test_several_lines_are_a_block_that_people_read():
-    assert blockyaml.text({"a": {"f.toml": 'x = 1\n\n[b]\ny = "2"\n'}}) == (
+    assert block_yaml.text({"a": {"f.toml": 'x = 1\n\n[b]\ny = "2"\n'}}) == (
         'a:\n  f.toml: |\n    x = 1\n\n    [b]\n    y = "2"\n'
     )
 
 
 def test_documents_have_a_comment_each():
-    written = blockyaml.documents([("the first", {"a": 1}), ("the second", {"b": ["c", "d"]})])
+    written = block_yaml.documents([("the first", {"a": 1}), ("the second", {"b": ["c", "d"]})])
     assert written == "---\n# the first\na: 1\n---\n# the second\nb:\n- c\n- d\n"
 
 
 def test_what_has_no_place_in_a_manifest_is_refused():
     with pytest.raises(TypeError, match="float has no place"):
-        blockyaml.text({"a": [1.5]})
+        block_yaml.text({"a": [1.5]})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.fleet import causes, known
+from headway.fleet.operate import failure, failure_patterns
 
 CORE = "(EngineCore pid=5645) "
 API = "(APIServer pid=5622) "
@@ -184,7 +184,7 @@ CASES = [
 
 @pytest.mark.parametrize(("error", "told"), CASES, ids=[error[:40] for error, _ in CASES])
 def test_the_cause_of_a_failed_start_is_one_line_that_helps(error, told):
-    found = causes.cause(failed_start(error), 1).told
+    found = failure.cause(failed_start(error), 1).told
     assert found.startswith(told)
     assert "\n" not in found
     assert "Traceback" not in found
@@ -213,7 +213,7 @@ def test_the_cause_of_a_failed_start_is_one_line_that_helps(error, told):
     ],
 )
 def test_ends_without_a_traceback_have_a_cause_too(line, told):
-    assert causes.cause(f"usage: api_server.py [-h]\n{line}").told.startswith(told)
+    assert failure.cause(f"usage: api_server.py [-h]\n{line}").told.startswith(told)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_ends_without_a_traceback_have_a_cause_too(line, told):
     ],
 )
 def test_without_an_error_the_status_and_the_last_words_are_told(log, status, told):
-    assert causes.cause(log, status).told.startswith(told)
+    assert failure.cause(log, status).told.startswith(told)
 
 
 def test_the_last_error_counts_and_chained_ones_are_told_apart():
@@ -240,32 +240,32 @@ def test_the_last_error_counts_and_chained_ones_are_told_apart():
         *frames("ValueError: the model is not supported"),
     ]
     log = "".join(f"{CORE}ERROR 11-29 22:54:48 [core.py:1] {line}\n" for line in chained)
-    assert causes.cause(log, 1).told == "the model is not supported"
+    assert failure.cause(log, 1).told == "the model is not supported"
 
 
 def test_lines_of_processes_may_be_mixed():
     one = printed("(Worker_TP0 pid=1) ", "ValueError: one").splitlines()
     two = printed("(Worker_TP1 pid=2) ", "Exception: WorkerProc initialization failed").splitlines()
     mixed = [line for pair in zip(one, two, strict=True) for line in pair]
-    assert causes.cause("\n".join(mixed), 1).told == "one"
+    assert failure.cause("\n".join(mixed), 1).told == "one"
 
 
 def test_a_log_is_read_from_its_end(tmp_path):
     path = tmp_path / "a.log"
-    path.write_text("x" * causes.READ_BYTES + "\n" + failed_start("ValueError: late"))
-    assert causes.cause_in(path, 1).told == "late"
-    assert causes.cause_in(tmp_path / "none.log", 1).told == "ended with status 1 without a word"
+    path.write_text("x" * failure.READ_BYTES + "\n" + failed_start("ValueError: late"))
+    assert failure.cause_in(path, 1).told == "late"
+    assert failure.cause_in(tmp_path / "none.log", 1).told == "ended with status 1 without a word"
 
 
 @given(st.lists(st.text(max_size=80), max_size=20), st.one_of(st.none(), st.integers(0, 255)))
 def test_any_text_has_a_cause_of_one_line(lines, status):
-    found = causes.cause("\n".join(lines), status).told
+    found = failure.cause("\n".join(lines), status).told
     assert found.strip()
     assert len(found.splitlines()) == 1
 
 
 def test_a_remedy_names_only_what_its_pattern_finds():
     """And none asks for a group that may be missing."""
-    for pattern, told, _ in known.KNOWN:
+    for pattern, told, _ in failure_patterns.KNOWN:
         wanted = {name for _, name, *_ in string.Formatter().parse(told) if name is not None}
         assert wanted <= set(pattern.groupindex)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from headway.core.errors import SettingError
-from headway.fleet.command import core_list, engine_command
-from headway.fleet.model import Address, EngineSpec, Machine
+from headway.fleet.plan.engine_command import core_list, engine_command
+from headway.fleet.plan.spec import Address, EngineSpec, Machine
 
 CPU = Machine(cores=(0, 1, 2, 3), gpus=(), memory_gib=16.0, cpu=True)
 GPU = Machine(cores=(0, 1), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False)

@@ -9,9 +9,9 @@ import stat
 
 import pytest
 
-from headway.fleet import control
 from headway.fleet.errors import FleetError
-from headway.fleet.home import Home
+from headway.fleet.operate import control_socket
+from headway.fleet.operate.state_dir import Home
 
 
 @pytest.fixture
@@ -35,12 +35,12 @@ def served(home, *requests, timeout_s=5.0):
 
     def ask(request):
         try:
-            return control.ask("one", request, timeout_s)
+            return control_socket.ask("one", request, timeout_s)
         except FleetError as error:
             return str(error)
 
     async def run():
-        async with control.served(home.socket, handle):
+        async with control_socket.served(home.socket, handle):
             return [await asyncio.to_thread(ask, request) for request in requests]
 
     return asyncio.run(run())
@@ -65,13 +65,13 @@ def test_an_answer_that_does_not_come_is_told(home):
 
 def test_nobody_there(home):
     with pytest.raises(FleetError, match="no fleet one runs here; start it with headway up"):
-        control.ask("one", {"do": "status"}, 1.0)
+        control_socket.ask("one", {"do": "status"}, 1.0)
     with pytest.raises(FleetError, match="no fleet other runs here"):
-        control.ask("other", {"do": "status"}, 1.0)
+        control_socket.ask("other", {"do": "status"}, 1.0)
     with socket.socket(socket.AF_UNIX) as left, contextlib.chdir(home.path):
         left.bind(home.socket.name)  # a killed supervisor's
     with pytest.raises(FleetError, match="no fleet one runs here"):
-        control.ask("one", {"do": "status"}, 1.0)
+        control_socket.ask("one", {"do": "status"}, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_is_no_request_is_told_so(home, sent, told):
             return json.loads(client.makefile("rb").readline())
 
     async def run():
-        async with control.served(home.socket, handle):
+        async with control_socket.served(home.socket, handle):
             return await asyncio.to_thread(talk)
 
     assert told in asyncio.run(run())["error"]
@@ -117,10 +117,10 @@ def test_nonsense_is_answered_or_dropped_and_harms_nobody(home, sent):
                 client.shutdown(socket.SHUT_WR)
                 line = client.recv(1 << 16)
                 assert not line or json.loads(line)
-        return control.ask("one", {"do": "x"}, 5.0)
+        return control_socket.ask("one", {"do": "x"}, 5.0)
 
     async def run():
-        async with control.served(home.socket, handle):
+        async with control_socket.served(home.socket, handle):
             return await asyncio.to_thread(talk)
 
     assert asyncio.run(run()) == {"asked": {"do": "x"}}
@@ -128,7 +128,7 @@ def test_nonsense_is_answered_or_dropped_and_harms_nobody(home, sent):
 
 def test_the_socket_is_the_owners_alone_and_goes_with_the_supervisor(home):
     async def run():
-        async with control.served(home.socket, handle):
+        async with control_socket.served(home.socket, handle):
             assert stat.S_IMODE(os.stat(home.socket).st_mode) == 0o600  # noqa: PTH116
 
     asyncio.run(run())
@@ -137,8 +137,10 @@ def test_the_socket_is_the_owners_alone_and_goes_with_the_supervisor(home):
 
 def test_an_answer_under_way_at_the_end_is_still_given(home):
     async def run():
-        async with control.served(home.socket, handle):
-            asked = asyncio.create_task(asyncio.to_thread(control.ask, "one", {"wait_s": 0.3}, 5.0))
+        async with control_socket.served(home.socket, handle):
+            asked = asyncio.create_task(
+                asyncio.to_thread(control_socket.ask, "one", {"wait_s": 0.3}, 5.0)
+            )
             await asyncio.sleep(0.1)
         return await asked
 

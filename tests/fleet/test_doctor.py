@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.engine import compat
-from headway.fleet import doctor, installation, live, surroundings, through
-from headway.fleet.fallback import Fallback
-from headway.fleet.finding import Finding, summary, tell
-from headway.fleet.inquiry import Answer, Server
-from headway.fleet.live import Facts, Target
-from headway.fleet.model import EngineSpec, Machine
+from headway.fleet.doctor import doctor, installation, machine
+from headway.fleet.doctor import engines as live
+from headway.fleet.doctor import router as through
+from headway.fleet.doctor.engines import Facts, Target
+from headway.fleet.doctor.finding import Finding, summary, tell
+from headway.fleet.net.fallback import Fallback
+from headway.fleet.net.http_sync import Answer, Server
+from headway.fleet.plan.spec import EngineSpec, Machine
 
 CPU = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True)
 GPUS = Machine(cores=(0,), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False)
@@ -225,20 +227,20 @@ def test_looking_at_vllm_survives_whatever_importing_it_does(monkeypatch, script
 
 
 def test_small_shared_memory_is_a_warning():
-    assert surroundings.shared_memory(64 << 20).severity == "warning"
-    assert surroundings.shared_memory(8 << 30).severity == "ok"
-    assert surroundings.free_shared_memory("/nowhere/at/all") is None
+    assert machine.shared_memory(64 << 20).severity == "warning"
+    assert machine.shared_memory(8 << 30).severity == "ok"
+    assert machine.free_shared_memory("/nowhere/at/all") is None
 
 
 def test_engines_that_don_t_fit_the_memory_are_a_warning(tmp_path):
     engines = [spec(kv_memory_gib=2.0), spec(kv_memory_gib=2.0)]
-    assert severities(surroundings.memory(engines, CPU)) == ["ok"]
-    assert severities(surroundings.memory(engines * 3, CPU)) == ["warning"]
-    assert severities(surroundings.memory(engines * 3, GPUS)) == []
+    assert severities(machine.memory(engines, CPU)) == ["ok"]
+    assert severities(machine.memory(engines * 3, CPU)) == ["warning"]
+    assert severities(machine.memory(engines * 3, GPUS)) == []
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(20 << 30)  # holes: no space is taken
     local = [spec(model=str(tmp_path), kv_memory_gib=1.0)]
-    assert severities(surroundings.memory(local, CPU)) == ["warning"]
+    assert severities(machine.memory(local, CPU)) == ["warning"]
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_its_setting():
@@ -246,14 +248,14 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_setting():
         held.bind(("127.0.0.1", 0))
         held.listen()
         number = held.getsockname()[1]
-        found = surroundings.port("127.0.0.1", number, "router.port")
+        found = machine.port("127.0.0.1", number, "router.port")
         assert found.severity == "error"
         assert f"router.port: can't listen on 127.0.0.1 port {number}" in found.what
-    assert surroundings.port("127.0.0.1", number, "router.port").severity == "ok"
+    assert machine.port("127.0.0.1", number, "router.port").severity == "ok"
 
 
 def test_the_topology_s_links_are_read_both_ways_round():
-    links = surroundings.parse_topology(TOPOLOGY)
+    links = machine.parse_topology(TOPOLOGY)
     assert links == {
         (0, 1): "NV12",
         (0, 2): "SYS",
@@ -266,7 +268,7 @@ def test_the_topology_s_links_are_read_both_ways_round():
 
 @given(st.text())
 def test_any_other_answer_has_no_links(text):
-    assert surroundings.parse_topology(text) == {}
+    assert machine.parse_topology(text) == {}
 
 
 @pytest.mark.parametrize(
@@ -274,8 +276,8 @@ def test_any_other_answer_has_no_links(text):
     [((0, 1), ["ok"]), ((2, 3), []), ((0, 2), ["warning"]), ((0,), []), ((0, 9), [])],
 )
 def test_engines_across_cpu_sockets_are_warned_of(devices, severity):
-    links = surroundings.parse_topology(TOPOLOGY)
-    found = list(surroundings.links_within([spec(devices=devices)], links))
+    links = machine.parse_topology(TOPOLOGY)
+    found = list(machine.links_within([spec(devices=devices)], links))
     assert severities(found) == severity
     if severity == ["warning"]:
         assert "GPUs 0 and 2" in found[0].what
@@ -291,13 +293,13 @@ def test_engines_across_cpu_sockets_are_warned_of(devices, severity):
     ],
 )
 def test_what_ucx_can_use_is_told(said, severity):
-    assert severities(surroundings.transports(said)) == severity
+    assert severities(machine.transports(said)) == severity
 
 
 def test_a_gpu_build_without_a_gpu_is_an_error():
     none = Machine(cores=(0,), gpus=(), memory_gib=1.0, cpu=False)
-    assert severities(surroundings.gpus([], none)) == ["error"]
-    assert severities(surroundings.gpus([], CPU)) == []
+    assert severities(machine.gpus([], none)) == ["error"]
+    assert severities(machine.gpus([], CPU)) == []
 
 
 # Engines

@@ -9,8 +9,8 @@ import pytest
 
 from headway import config as settings
 from headway.engine.command import EngineCommand
-from headway.fleet import dryrun, spec
-from headway.fleet.model import Address, Machine
+from headway.fleet.plan import dry_run, plan
+from headway.fleet.plan.spec import Address, Machine
 
 MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True)
 FILE = """\
@@ -28,7 +28,7 @@ SHOW = "import os, sys, json; print(json.dumps([dict(os.environ), sys.argv[1:]])
 
 def printed(env, *words, environ):
     """The blocks for a fleet of two whose engines' commands are SHOW with `words`."""
-    fleet = spec.plan(settings.parse(FILE, starts=True), MACHINE)
+    fleet = plan.plan(settings.parse(FILE, starts=True), MACHINE)
     addresses = {
         engine.name: Address(host="127.0.0.1", port=8100 + 2 * n, side_port=8101 + 2 * n)
         for n, engine in enumerate(fleet.engines)
@@ -42,7 +42,7 @@ def printed(env, *words, environ):
         drain_s=1,
     )
     commands = dict.fromkeys(addresses, shown)
-    return dryrun.text(fleet, addresses, commands, shown, environ)
+    return dry_run.text(fleet, addresses, commands, shown, environ)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_command_binds_the_engine_to_its_cores():
         drain_s=1,
         cores=(core,),
     )
-    block = dryrun._block("engine", shown, os.environ)
+    block = dry_run._block("engine", shown, os.environ)
     answer = subprocess.run(
         ["bash", "--norc", "-c", block], capture_output=True, check=True, text=True
     )

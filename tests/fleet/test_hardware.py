@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from headway.fleet import hardware
+from headway.fleet.plan import machine
 
 LISTING = "0, GPU-aa11\n1, GPU-aa22\n2, GPU-bb33\n"
 MEMINFO = "MemTotal:       24684092 kB\nMemFree: 1 kB\nMemAvailable:    4194304 kB\n"
@@ -25,12 +25,12 @@ MEMINFO = "MemTotal:       24684092 kB\nMemFree: 1 kB\nMemAvailable:    4194304 
     ],
 )
 def test_gpus_that_may_be_used(visible, gpus):
-    assert hardware.visible_gpus(LISTING, visible) == gpus
+    assert machine.visible_gpus(LISTING, visible) == gpus
 
 
 @pytest.mark.parametrize("listing", ["", "No devices were found\n", "0\n"])
 def test_no_gpus(listing):
-    assert hardware.visible_gpus(listing, None) == ()
+    assert machine.visible_gpus(listing, None) == ()
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,16 @@ def test_no_gpus(listing):
     ],
 )
 def test_memory_is_what_is_available_within_the_control_group(limit, used, gib):
-    assert hardware.available_gib(MEMINFO, limit, used) == gib
+    assert machine.available_gib(MEMINFO, limit, used) == gib
 
 
 def test_memory_that_is_not_known_is_none():
-    assert hardware.available_gib("") == 0.0
+    assert machine.available_gib("") == 0.0
 
 
 def test_this_machine_is_seen(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    found = hardware.look()
+    found = machine.look()
     assert set(found.cores) == os.sched_getaffinity(0)
     assert found.gpus == ()
     assert found.memory_gib > 0

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from headway.fleet import home as homes
 from headway.fleet.errors import FleetError
-from headway.fleet.home import Home
+from headway.fleet.operate import state_dir as homes
+from headway.fleet.operate.state_dir import Home
 
 
 @pytest.fixture

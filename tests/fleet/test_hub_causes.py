@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.fleet import causes
+from headway.fleet.operate import failure
 
 from .test_causes import API, WORKER, failed_start
 
@@ -96,7 +96,7 @@ def raised():
 @pytest.mark.parametrize("model", HUB)
 def test_a_hub_s_refusals_are_told_apart(raised, model):
     said, lasting = TOLD[model]
-    found = causes.cause(written(API, raised[model]), 1)
+    found = failure.cause(written(API, raised[model]), 1)
     assert found.told.startswith(said)
     assert found.lasting is lasting
 
@@ -107,7 +107,7 @@ def test_what_came_first_counts_where_the_last_error_says_less(raised):
     other = written(WORKER, raised["org/unreachable"]).splitlines()
     mixed = [line for pair in zip(limited, other, strict=False) for line in pair]
     mixed += limited[len(other) :]
-    assert "429" in causes.cause("\n".join(mixed), 1).told
+    assert "429" in failure.cause("\n".join(mixed), 1).told
 
 
 @pytest.mark.parametrize("kept", [lambda size: size // 2, lambda size: size - 5, lambda _: 4])
@@ -120,14 +120,14 @@ def test_weights_that_broke_off_are_told(tmp_path, kept):
     with pytest.raises(torch_free.SafetensorError) as caught:
         torch_free.safe_open(path, framework="numpy")
     log = written(WORKER, "".join(traceback.format_exception(caught.value)))
-    assert causes.cause(log, 1).told.startswith("a file of the model's weights isn't complete")
+    assert failure.cause(log, 1).told.startswith("a file of the model's weights isn't complete")
 
 
 def test_a_full_disk_is_told():
     with pytest.raises(OSError, match="No space") as caught, open("/dev/full", "wb", 0) as full:  # noqa: PTH123
         full.write(b"x")
     log = written(WORKER, "".join(traceback.format_exception(caught.value)))
-    found = causes.cause(log, 1)
+    found = failure.cause(log, 1)
     assert found.told.startswith("a disk is full")
     assert found.lasting
 
@@ -265,7 +265,7 @@ MACHINES = [
 
 @pytest.mark.parametrize(("error", "told", "lasting"), MACHINES, ids=[m[0][:50] for m in MACHINES])
 def test_what_a_machine_lacks_is_told(error, told, lasting):
-    found = causes.cause(failed_start(error), 1)
+    found = failure.cause(failed_start(error), 1)
     assert found.told.startswith(told)
     assert found.lasting is lasting
 
@@ -292,11 +292,11 @@ def test_what_a_machine_lacks_is_told(error, told, lasting):
 def test_why_a_compiler_failed_is_in_what_it_said(compiler, told):
     """The exception of who called it says only that."""
     log = "".join(f"{WORKER}{line}\n" for line in compiler.splitlines()) + failed_start(GCC)
-    found = causes.cause(log, 1)
+    found = failure.cause(log, 1)
     assert found.told.startswith(told)
     assert found.lasting
 
 
 def test_what_nothing_is_known_about_is_tried_again():
-    assert not causes.cause(failed_start("RuntimeError: something new"), 1).lasting
-    assert not causes.cause("", 137).lasting
+    assert not failure.cause(failed_start("RuntimeError: something new"), 1).lasting
+    assert not failure.cause("", 137).lasting

@@ -8,8 +8,8 @@ import pytest
 from headway import config
 from headway.config.model import STRATEGIES
 from headway.core.errors import SettingError
-from headway.fleet import init, pairs, spec
-from headway.fleet.model import Machine
+from headway.fleet.plan import compatibility, plan, template
+from headway.fleet.plan.spec import Machine
 
 
 def machine(count, *, cpu=True, memory_gib=64.0):
@@ -34,15 +34,15 @@ def test_the_file_is_read_again_planned_and_without_problems(count, cpu, strateg
     hardware = machine(count, cpu=cpu)
     if count == 1 and strategy not in {None, "unified"}:
         with pytest.raises(SettingError, match="use unified"):
-            init.text(hardware, strategy=strategy, model=model)
+            template.text(hardware, strategy=strategy, model=model)
         return
-    text = init.text(hardware, strategy=strategy, model=model)
+    text = template.text(hardware, strategy=strategy, model=model)
     parsed = config.parse(text, starts=True)
     assert not config.warnings(parsed)
     assert strategy in {None, parsed.router.strategy}
     assert {pool.model for pool in parsed.pools} == {model}
-    fleet = spec.plan(parsed, hardware)
-    assert not pairs.problems(fleet)
+    fleet = plan.plan(parsed, hardware)
+    assert not compatibility.problems(fleet)
     if model is not None or cpu:
         used = sum(len(engine.devices) for engine in fleet.engines)
         assert used == count, "a model of one's own is meant to use the machine"
@@ -54,14 +54,14 @@ def test_the_file_is_read_again_planned_and_without_problems(count, cpu, strateg
 )
 def test_what_is_commented_out_is_right_too(line):
     for cpu in (True, False):
-        text = init.text(machine(2, cpu=cpu), strategy="unified")
+        text = template.text(machine(2, cpu=cpu), strategy="unified")
         assert f"\n# {line}" in text or f"\n{line}" in text
         assert config.parse(text.replace(f"\n# {line}", f"\n{line}"), starts=True)
 
 
 def test_an_unknown_strategy_is_an_error():
     with pytest.raises(SettingError, match="unified, dedicated"):
-        init.text(machine(2), strategy="best")
+        template.text(machine(2), strategy="best")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_unknown_strategy_is_an_error():
 )
 def test_the_default_is_what_the_machine_can_bear(count, cpu, memory_gib, roles, kv_gib):
     hardware = machine(count, cpu=cpu, memory_gib=memory_gib)
-    fleet = spec.plan(spec.load(None, hardware), hardware)
+    fleet = plan.plan(plan.load(None, hardware), hardware)
     assert [engine.role for engine in fleet.engines] == roles
     assert all(engine.kv_memory_gib == kv_gib for engine in fleet.engines)
     assert all(engine.model is None for engine in fleet.engines)
@@ -98,12 +98,12 @@ def test_the_default_is_what_the_machine_can_bear(count, cpu, memory_gib, roles,
 )
 def test_the_context_of_a_model_is_looked_up(tmp_path, content, tokens):
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert init.context_tokens(str(tmp_path)) == tokens
+    assert template.context_tokens(str(tmp_path)) == tokens
     if tokens:
-        assert f"# max_model_len = {tokens} " in init.text(machine(1), model=str(tmp_path))
+        assert f"# max_model_len = {tokens} " in template.text(machine(1), model=str(tmp_path))
 
 
 def test_a_model_on_a_hub_is_not_looked_up(tmp_path):
-    assert init.context_tokens("org/model") is None
+    assert template.context_tokens("org/model") is None
     (tmp_path / "config.json").write_text("{")
-    assert init.context_tokens(str(tmp_path)) is None
+    assert template.context_tokens(str(tmp_path)) is None

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headway import cli, config
 from headway.core.errors import SettingError
-from headway.fleet import kubernetes
-from headway.fleet.kubernetes import Options
+from headway.fleet.kubernetes import kubernetes
+from headway.fleet.kubernetes.kubernetes import Options
 
 from .published import check
 

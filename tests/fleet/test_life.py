@@ -5,7 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headway.fleet.events import (
+from headway.fleet.supervise.lifecycle import (
+    FIRST_BACKOFF_S,
+    HEALTHY_S,
+    KILL_S,
+    LONGEST_BACKOFF_S,
+    STARTS,
+    Life,
+    LifeError,
+    backoff_s,
+)
+from headway.fleet.supervise.states import (
     OVER,
     RUNNING,
     Action,
@@ -23,16 +33,6 @@ from headway.fleet.events import (
     Stop,
     Tick,
     Undrain,
-)
-from headway.fleet.life import (
-    FIRST_BACKOFF_S,
-    HEALTHY_S,
-    KILL_S,
-    LONGEST_BACKOFF_S,
-    STARTS,
-    Life,
-    LifeError,
-    backoff_s,
 )
 
 LIMITS = Limits(start_s=100.0, drain_s=30.0, stop_s=40.0)

@@ -13,8 +13,8 @@ import pytest
 
 from headway.engine import processes
 from headway.engine.command import EngineCommand
-from headway.fleet import local
-from headway.fleet.local import Family, LocalEngine, any_ends, trim
+from headway.fleet.place import local
+from headway.fleet.place.local import Family, LocalEngine, any_ends, trim
 
 TREE = """
 import os, signal, subprocess, sys, time

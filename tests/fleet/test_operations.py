@@ -6,7 +6,7 @@ import json
 import pytest
 
 from headway.core.errors import HeadwayError
-from headway.fleet.operations import Operations
+from headway.fleet.supervise.operations import Operations
 
 WRONG = (
     {},

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headway.fleet.model import EngineSpec, Machine
-from headway.fleet.order import may_start, memory_gib
+from headway.fleet.place.start_order import may_start, memory_gib
+from headway.fleet.plan.spec import EngineSpec, Machine
 
 
 def engine(name, *devices, kv=None, model="m"):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway import config
-from headway.fleet import pairs, spec
-from headway.fleet.model import Machine
+from headway.fleet.plan import compatibility, plan
+from headway.fleet.plan.spec import Machine
 
 HARDWARE = Machine(cores=(0,), gpus=tuple(range(16)), memory_gib=64.0, cpu=False)
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
@@ -22,7 +22,7 @@ def found(prefill="", decode="", more="", strategy="disaggregated"):
         f'[[pool]]\nname = "d"\nrole = "decode"\n{decode}\n{more}'
     )
     parsed = config.parse(text, "h.toml", starts=True)
-    return pairs.problems(spec.plan(parsed, HARDWARE))
+    return compatibility.problems(plan.plan(parsed, HARDWARE))
 
 
 def flags(*words):
@@ -157,7 +157,7 @@ def test_any_flags_are_judged_and_equal_ones_fit(one, other):
             parsed = config.parse(text, "h.toml", starts=True)
         except config.ConfigError:
             return []  # two words in one, and the like
-        return pairs.problems(spec.plan(parsed, HARDWARE))
+        return compatibility.problems(plan.plan(parsed, HARDWARE))
 
     for problem in judged(one, other):
         assert problem.line

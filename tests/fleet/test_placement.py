@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from headway import config
-from headway.fleet import placement, spec
 from headway.fleet.errors import FleetError
-from headway.fleet.local import Family, LocalEngine
-from headway.fleet.model import Machine
-from headway.fleet.placement import LocalPlacement, choose
+from headway.fleet.place import placement
+from headway.fleet.place.local import Family, LocalEngine
+from headway.fleet.place.placement import LocalPlacement, choose
+from headway.fleet.plan import plan
+from headway.fleet.plan.spec import Machine
 
 MACHINE = Machine(cores=(0, 1), gpus=(), memory_gib=8.0, cpu=True)
 TEXT = '[[pool]]\nname = "a"\nmodel = "m"\n'
@@ -18,7 +19,7 @@ TEXT = '[[pool]]\nname = "a"\nmodel = "m"\n'
 
 @pytest.fixture
 def fleet():
-    return spec.plan(config.parse(TEXT, "h.toml", starts=True), MACHINE)
+    return plan.plan(config.parse(TEXT, "h.toml", starts=True), MACHINE)
 
 
 def test_a_place_here_keeps_its_address_until_it_is_let_go(fleet, tmp_path):
@@ -40,6 +41,6 @@ def test_a_place_here_keeps_its_address_until_it_is_let_go(fleet, tmp_path):
 
 def test_without_ray_it_is_said_what_to_install(fleet, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "headway.fleet.ray_placement", raising=False)
+    monkeypatch.delitem(sys.modules, "headway.fleet.place.ray", raising=False)
     with pytest.raises(FleetError, match=r'pip install "headway\[ray\]" on every node'):
         choose(dataclasses.replace(fleet, placement="ray"), MACHINE, Family(), tmp_path, None)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headway import config
 from headway.core.errors import SettingError
-from headway.fleet import devices, spec
-from headway.fleet.model import Machine
+from headway.fleet.plan import devices, plan
+from headway.fleet.plan.spec import Machine
 
 
 def machine(count=4, *, cpu=True, memory_gib=64.0):
@@ -53,7 +53,7 @@ def check(fleet, hardware, replicas):
     """What holds for every fleet; replicas: by pool."""
     used = [device for engine in fleet.engines for device in engine.devices]
     assert len(used) == len(set(used)), "a device is used twice"
-    assert set(used) <= set(spec.usable(hardware))
+    assert set(used) <= set(plan.usable(hardware))
     names = [engine.name for engine in fleet.engines]
     assert len(names) == len(set(names))
     counts = {name: [e.pool for e in fleet.engines].count(name) for name in replicas}
@@ -63,8 +63,8 @@ def check(fleet, hardware, replicas):
     for engine in fleet.engines:
         own = pools[engine.pool]
         assert engine.name.rpartition("-")[0] == engine.pool
-        assert set(engine.devices) <= set(own.devices or spec.usable(hardware))
-        size = spec.size(own)
+        assert set(engine.devices) <= set(own.devices or plan.usable(hardware))
+        size = plan.size(own)
         assert len(engine.devices) >= size if hardware.cpu else len(engine.devices) == size
 
 
@@ -73,7 +73,7 @@ def test_a_plan_places_every_engine_or_says_which_line_asks_for_too_much(case):
     hardware, text = case
     parsed = parse(text)
     try:
-        fleet = spec.plan(parsed, hardware)
+        fleet = plan.plan(parsed, hardware)
     except config.ConfigError as error:
         assert all(p.line and p.key.startswith("pool[") for p in error.problems)  # noqa: PT017
         return
@@ -81,7 +81,7 @@ def test_a_plan_places_every_engine_or_says_which_line_asks_for_too_much(case):
     if hardware.cpu:
         for each in parsed.pools:
             sizes = [len(e.devices) for e in fleet.engines if e.pool == each.name]
-            assert max(sizes) - min(sizes) <= spec.size(each)
+            assert max(sizes) - min(sizes) <= plan.size(each)
 
 
 @given(fleets())
@@ -89,12 +89,12 @@ def test_a_plan_fails_only_for_too_few_devices(case):
     hardware, text = case
     parsed = parse(text)
     named = {each.name: len(each.devices) for each in parsed.pools}
-    rest = len(spec.usable(hardware)) - sum(named.values())
-    needs = {each.name: each.replicas * spec.size(each) for each in parsed.pools}
+    rest = len(plan.usable(hardware)) - sum(named.values())
+    needs = {each.name: each.replicas * plan.size(each) for each in parsed.pools}
     fits = rest >= sum(need for name, need in needs.items() if not named[name])
     fits = fits and all(named[name] >= need for name, need in needs.items() if named[name])
     try:
-        spec.plan(parsed, hardware)
+        plan.plan(parsed, hardware)
     except config.ConfigError:
         assert not fits
     else:
@@ -106,7 +106,7 @@ def test_rescaling_keeps_what_runs_where_it_is(case, steps):
     hardware, text = case
     parsed = parse(text)
     try:
-        fleet = spec.plan(parsed, hardware)
+        fleet = plan.plan(parsed, hardware)
     except config.ConfigError:
         assume(False)
     replicas = {each.name: each.replicas for each in parsed.pools}
@@ -114,7 +114,7 @@ def test_rescaling_keeps_what_runs_where_it_is(case, steps):
         name = parsed.pools[index % len(parsed.pools)].name
         before = fleet
         try:
-            fleet = spec.rescale(fleet, parsed, hardware, name, count)
+            fleet = plan.rescale(fleet, parsed, hardware, name, count)
         except SettingError as error:
             assert count > replicas[name]
             assert error.key == name  # noqa: PT017
@@ -135,18 +135,18 @@ def test_a_split_is_even_and_in_order(items, parts):
 
 
 def test_cores_are_shared_out_evenly_and_in_order():
-    fleet = spec.plan(parse(pool("a", replicas=2) + pool("b")), machine(8))
+    fleet = plan.plan(parse(pool("a", replicas=2) + pool("b")), machine(8))
     assert placed(fleet) == {"a-0": (0, 1, 2), "a-1": (3, 4, 5), "b-0": (6, 7)}
 
 
 def test_named_devices_are_not_shared_with_others():
     text = pool("a") + pool("b", replicas=2, devices=[3, 1])
-    assert placed(spec.plan(parse(text), machine(4))) == {"a-0": (0, 2), "b-0": (3,), "b-1": (1,)}
+    assert placed(plan.plan(parse(text), machine(4))) == {"a-0": (0, 2), "b-0": (3,), "b-1": (1,)}
 
 
 def test_gpus_are_dealt_by_size_and_some_may_be_left():
     text = pool("a", tensor_parallel_size=2, replicas=2) + pool("b")
-    fleet = spec.plan(parse(text), machine(8, cpu=False))
+    fleet = plan.plan(parse(text), machine(8, cpu=False))
     assert placed(fleet) == {"a-0": (0, 1), "a-1": (2, 3), "b-0": (4,)}
 
 
@@ -168,7 +168,7 @@ def test_gpus_are_dealt_by_size_and_some_may_be_left():
 )
 def test_what_the_machine_has_not_is_said_at_its_line(text, cpu, key, line, said):
     with pytest.raises(config.ConfigError) as caught:
-        spec.plan(parse(text), machine(4, cpu=cpu))
+        plan.plan(parse(text), machine(4, cpu=cpu))
     (problem,) = caught.value.problems
     assert (problem.key, problem.line, problem.file) == (key, line, "h.toml")
     assert said in problem.problem
@@ -176,16 +176,16 @@ def test_what_the_machine_has_not_is_said_at_its_line(text, cpu, key, line, said
 
 def test_pools_that_run_elsewhere_are_not_planned():
     text = pool("a", engines=["http://h:1"]) + pool("b")
-    assert list(placed(spec.plan(parse(text), machine()))) == ["b-0"]
+    assert list(placed(plan.plan(parse(text), machine()))) == ["b-0"]
 
 
 def test_capacity_moves_from_pool_to_pool():
     parsed, hardware = parse(pool("a", replicas=3) + pool("b")), machine(4, cpu=False)
-    fleet = spec.plan(parsed, hardware)
+    fleet = plan.plan(parsed, hardware)
     with pytest.raises(SettingError, match="0 are free; scale another pool down first"):
-        spec.rescale(fleet, parsed, hardware, "b", 2)
-    fleet = spec.rescale(fleet, parsed, hardware, "a", 2)
-    fleet = spec.rescale(fleet, parsed, hardware, "b", 2)
+        plan.rescale(fleet, parsed, hardware, "b", 2)
+    fleet = plan.rescale(fleet, parsed, hardware, "a", 2)
+    fleet = plan.rescale(fleet, parsed, hardware, "b", 2)
     assert placed(fleet) == {"a-0": (0,), "a-1": (1,), "b-0": (3,), "b-1": (2,)}
 
 
@@ -206,16 +206,16 @@ def test_what_can_not_be_rescaled(placement, name, count, told):
     text = f"[fleet]\nplacement = '{placement}'\n" + pool("a") + pool("b", engines=["http://h:1"])
     parsed = parse(text)
     with pytest.raises(SettingError, match=told):
-        spec.rescale(spec.plan(parsed, machine()), parsed, machine(), name, count)
+        plan.rescale(plan.plan(parsed, machine()), parsed, machine(), name, count)
 
 
 def test_too_many_for_the_machine_are_told_how_many_fit():
     parsed, hardware = parse(pool("a", tensor_parallel_size=2)), machine(9, cpu=False)
-    fleet = spec.plan(parsed, hardware)
+    fleet = plan.plan(parsed, hardware)
     with pytest.raises(
         SettingError, match="8 more would need 16 GPUs and 7 are free; use 4 engines or fewer"
     ):
-        spec.rescale(fleet, parsed, hardware, "a", 9)
+        plan.rescale(fleet, parsed, hardware, "a", 9)
 
 
 def test_an_engine_has_all_its_pool_says():
@@ -224,7 +224,7 @@ def test_an_engine_has_all_its_pool_says():
         + pool("a", role="decode", model="m", max_model_len=9, kv_memory_gib=1.5, kv_lease_s=60.0)
         + "flags = ['--x']\nenv.A = '1'\nbatching.policy = 'parallel'\nbatching.ttft_slo_s = 3\n"
     )
-    fleet = spec.plan(parse(text), machine(2))
+    fleet = plan.plan(parse(text), machine(2))
     assert (fleet.name, fleet.placement, fleet.drain_s) == ("f", "local", 1.0)
     (engine,) = fleet.engines
     assert dataclasses.asdict(engine) == {
@@ -251,7 +251,7 @@ def test_an_engine_has_all_its_pool_says():
 
 
 def test_vllms_own_scheduler_gets_no_limits():
-    fleet = spec.plan(parse(pool("a") + "batching.policy = 'vllm'\n"), machine(1))
+    fleet = plan.plan(parse(pool("a") + "batching.policy = 'vllm'\n"), machine(1))
     assert fleet.engines[0].batching == {"policy": "vllm"}
 
 
@@ -265,22 +265,22 @@ def test_vllms_own_scheduler_gets_no_limits():
     ],
 )
 def test_kv_memory_is_fixed_on_cpus_so_that_engines_do_not_race_for_it(settings, cpu, gib):
-    fleet = spec.plan(parse(pool("a", **settings)), machine(1, cpu=cpu))
+    fleet = plan.plan(parse(pool("a", **settings)), machine(1, cpu=cpu))
     assert fleet.engines[0].kv_memory_gib == gib
 
 
 def test_ray_chooses_the_devices_however_many_this_machine_has():
     text = "[fleet]\nplacement = 'ray'\n" + pool("a", replicas=8, tensor_parallel_size=4)
     parsed, hardware = parse(text), machine(0, cpu=False)
-    fleet = spec.plan(parsed, hardware)
+    fleet = plan.plan(parsed, hardware)
     assert fleet.placement == "ray"
     assert placed(fleet) == {f"a-{n}": () for n in range(8)}
-    larger = spec.rescale(fleet, parsed, hardware, "a", 10)
+    larger = plan.rescale(fleet, parsed, hardware, "a", 10)
     assert placed(larger) == {f"a-{n}": () for n in range(10)}
 
 
 def test_devices_under_ray_are_said_at_their_line():
     text = "[fleet]\nplacement = 'ray'\n" + pool("a", devices=[0])
     with pytest.raises(config.ConfigError, match=r"devices.*are chosen by Ray") as caught:
-        spec.plan(parse(text), machine())
+        plan.plan(parse(text), machine())
     assert caught.value.problems[0].line == 5

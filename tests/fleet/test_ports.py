@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from headway.fleet import ports
 from headway.fleet.errors import FleetError
+from headway.fleet.place import ports
 
 HOST = "127.0.0.1"
 ADDRESS, PORT = socket.SO_REUSEADDR, socket.SO_REUSEPORT

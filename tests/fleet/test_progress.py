@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.fleet import display, progress
-from headway.fleet.display import Row
-from headway.fleet.logs import Tail, end_of, last_lines
-from headway.fleet.progress import PHASES, Progress, after
+from headway.fleet.operate import display, start_progress
+from headway.fleet.operate.display import Row
+from headway.fleet.operate.logs import Tail, end_of, last_lines
+from headway.fleet.operate.start_progress import PHASES, Progress, after
 
 CPU_START = """\
 (APIServer pid=5622) INFO 11-29 22:54:36 [model.py:733] Resolved architecture: LlamaForCausalLM
@@ -231,4 +231,4 @@ def test_columns_are_aligned():
 
 
 def test_every_phase_is_reached_by_a_line():
-    assert {phase for _, phase in progress._SIGNS} | {"starting"} == set(PHASES)
+    assert {phase for _, phase in start_progress._SIGNS} | {"starting"} == set(PHASES)

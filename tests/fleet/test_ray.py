@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway.engine import processes
-from headway.fleet.model import EngineSpec
-from headway.fleet.nodes import carried, too_small
+from headway.fleet.place.ray_nodes import carried, too_small
+from headway.fleet.plan.spec import EngineSpec
 
 from .ray_cluster import HEAD, OTHER, WITH_GPU, installed, two_nodes
 from .running import Fleet, Traffic, eventually, free_port, lives

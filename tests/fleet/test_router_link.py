@@ -5,7 +5,7 @@ import contextlib
 import json
 from urllib.parse import parse_qs, urlsplit
 
-from headway.fleet.router import RouterLink, RouterProbe
+from headway.fleet.supervise.router_link import RouterLink, RouterProbe
 
 
 class Admin:

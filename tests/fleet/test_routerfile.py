@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from headway import config
 from headway.config.model import Pool, Router
 from headway.config.reading import form
-from headway.fleet import routerfile
-from headway.fleet.model import Address
+from headway.fleet.plan import router_file
+from headway.fleet.plan.spec import Address
 
 DIGEST = config.hash_key("k" * 20)
 RICH = f"""
@@ -60,7 +60,7 @@ def addresses(parsed):
 
 def check(parsed):
     where = addresses(parsed)
-    back = config.parse(routerfile.text(parsed, where), "/elsewhere/router.toml")
+    back = config.parse(router_file.text(parsed, where), "/elsewhere/router.toml")
     assert back.router == parsed.router
     assert back.keys == parsed.keys
     assert [pool.name for pool in back.pools] == [pool.name for pool in parsed.pools]
@@ -86,7 +86,7 @@ def test_a_rich_file_keeps_its_meaning():
 def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parsed = config.parse(RICH, "sub/headway.toml", starts=True)
-    text = routerfile.text(parsed, addresses(parsed))
+    text = router_file.text(parsed, addresses(parsed))
     tls = config.parse(text, "/elsewhere/router.toml").router.tls
     assert tls.key == tmp_path / "sub/k.pem"
     assert tls.cert.parent == tmp_path / "sub"
@@ -99,7 +99,7 @@ def test_key_files_are_found_from_anywhere(tmp_path):
     parsed = config.load(file, starts=True)
     generated = tmp_path / "state" / "router.toml"
     generated.parent.mkdir()
-    generated.write_text(routerfile.text(parsed, addresses(parsed)))
+    generated.write_text(router_file.text(parsed, addresses(parsed)))
     back = config.load(generated)
     assert back.keys == parsed.keys
     assert back.router.keys.file == tmp_path / "keys.txt"
@@ -154,11 +154,11 @@ def test_any_path_is_written_so_that_it_is_read_again(path):
     parsed = config.parse('[[pool]]\nname = "a"\n', starts=True)
     tls = config.Tls(cert=pathlib.Path(name), key=pathlib.Path(name))
     parsed = dataclasses.replace(parsed, router=dataclasses.replace(parsed.router, tls=tls))
-    back = config.parse(routerfile.text(parsed, addresses(parsed)), "r.toml")
+    back = config.parse(router_file.text(parsed, addresses(parsed)), "r.toml")
     assert back.router.tls == tls
 
 
 def test_an_engine_whose_address_is_not_known_is_a_mistake():
     parsed = config.parse('[[pool]]\nname = "a"\n', starts=True)
     with pytest.raises(KeyError):
-        routerfile.text(parsed, {})
+        router_file.text(parsed, {})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.fleet.starts import Starts, failed, settled
+from headway.fleet.operate.start_rows import Starts, failed, settled
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.fleet import execution, goodput, status
-from headway.fleet.goodput import Recent, Tally, tally
-from headway.fleet.status import Seen, text
+from headway.fleet.operate import execution, goodput, status
+from headway.fleet.operate.goodput import Recent, Tally, tally
+from headway.fleet.operate.status import Seen, text
 from headway.router.state.metrics import Metrics
 
 METRICS = """\

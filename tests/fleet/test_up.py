@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway.engine import processes
-from headway.fleet import operate, status
-from headway.fleet.control import ask
+from headway.fleet.operate import commands, status
+from headway.fleet.operate.control_socket import ask
 
 pytest.importorskip("uvloop")
 
@@ -102,28 +102,28 @@ def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
 
         assert post(endpoint, "/v1/completions", {"model": "m", "prompt": "hi"})[0] == 200
 
-        assert operate.status("default", watch=False, json=False) == 0
+        assert commands.status("default", watch=False, json=False) == 0
         shown = capsys.readouterr().out
         assert "fleet default: 1 of 1 engines ready" in shown
         assert re.search(r"all +all-0 +both +ready \d+ s +0 +.* 0 +eager", shown)
         assert "isn't compiled" in shown
-        assert operate.status("default", watch=False, json=True) == 0
+        assert commands.status("default", watch=False, json=True) == 0
         read = json.loads(capsys.readouterr().out)
         assert read["fleet"]["engines"][0]["name"] == "all-0"
         assert read["router"]["pools"][0]["engines"][0]["ready"]
 
-        assert operate.drain("default", "all-0", told.append, draining=True) == 0
+        assert commands.drain("default", "all-0", told.append, draining=True) == 0
         assert post(endpoint, "/v1/completions", {"model": "m", "prompt": "hi"})[0] == 503
-        assert operate.status("default", watch=False, json=False) == 0
+        assert commands.status("default", watch=False, json=False) == 0
         assert "all-0: drained; headway undrain all-0" in capsys.readouterr().out
-        assert operate.drain("default", "all-0", told.append, draining=False) == 0
+        assert commands.drain("default", "all-0", told.append, draining=False) == 0
 
-        assert operate.restart("default", "all", told.append) == 0
+        assert commands.restart("default", "all", told.append) == 0
         assert told[-1] == "restarted all-0"
-        assert operate.logs("default", "all-0", 1, follow=False) == 0
+        assert commands.logs("default", "all-0", 1, follow=False) == 0
         assert capsys.readouterr().out == "INFO:     Application startup complete.\n"
 
-        assert operate.down("default", told.append, force=False) == 0
+        assert commands.down("default", told.append, force=False) == 0
         assert told[-1] == "stopped"
         assert fleet.process.wait(10) == 0
     finally:
@@ -147,11 +147,11 @@ def test_goodput_of_the_last_minute_is_there_for_whoever_asks_once(tmp_path):
         said = fleet.until("ready: m on ")
         endpoint = re.search(r"ready: m on (\S+); try", said)[1]
         end_s = time.monotonic() + 30
-        seen = operate._look("default")
+        seen = commands._look("default")
         while time.monotonic() < end_s and not seen.goodput:
             post(endpoint, "/v1/completions", {"model": "m", "prompt": "hi"})
             time.sleep(0.5)
-            seen = operate._look("default")
+            seen = commands._look("default")
         assert seen.goodput[""].sent > 0
         assert "goodput" in status.text(seen)
         assert ask("default", {"do": "status"}, 5)["serving"]

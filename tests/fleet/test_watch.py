@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.fleet.exchange import exchange
-from headway.fleet.watch import EngineProbe, Look, Progress, parse_metrics
+from headway.fleet.net.http_async import exchange
+from headway.fleet.supervise.probes import EngineProbe, Look, Progress, parse_metrics
 
 METRICS = b"""\
 # HELP vllm:num_requests_running Number of requests

@@ -205,7 +205,7 @@ def _init(arguments: argparse.Namespace, say: Say) -> int:
 
 def _operate(arguments: argparse.Namespace, say: Say) -> int:
     """What asks the supervisor of a fleet that runs."""
-    from headway.fleet import operate  # noqa: PLC0415
+    from headway.fleet.operate import commands as operate  # noqa: PLC0415
 
     name, asked = arguments.name or NAME, arguments.command
     if asked == "status":
@@ -223,20 +223,24 @@ def _operate(arguments: argparse.Namespace, say: Say) -> int:
 
 
 def _render(arguments: argparse.Namespace, _say: Say) -> int:
-    from headway.fleet import hardware, kubernetes, spec  # noqa: PLC0415
+    from headway.fleet.kubernetes import kubernetes  # noqa: PLC0415
+    from headway.fleet.plan import (
+        machine,
+        plan,
+    )
 
     given = {
         key: value
         for key in ("image", "namespace", "cpus")
         if (value := getattr(arguments, key)) is not None
     }
-    config = spec.load(_file(arguments.file), hardware.look())
+    config = plan.load(_file(arguments.file), machine.look())
     print(kubernetes.render(config, kubernetes.Options(**given)), end="")  # noqa: T201
     return 0
 
 
 def _doctor(arguments: argparse.Namespace, _say: Say) -> int:
-    from headway.fleet import doctor  # noqa: PLC0415
+    from headway.fleet.doctor import doctor  # noqa: PLC0415
 
     def write(text: str) -> None:
         print(text, flush=True)  # noqa: T201  what was asked for

@@ -16,18 +16,23 @@ from headway import config as settings
 from headway.core.errors import HeadwayError, SettingError
 from headway.engine import launch
 from headway.engine.command import EngineCommand
-from headway.fleet import causes, dryrun, goodput, hardware, ports, routerfile, supervisor
-from headway.fleet import init as made
-from headway.fleet.command import engine_command
-from headway.fleet.display import Display, display
-from headway.fleet.home import Home
-from headway.fleet.members import Making
-from headway.fleet.model import Address, EngineSpec, FleetSpec, Machine
-from headway.fleet.pairs import problems
-from headway.fleet.placement import HOST
-from headway.fleet.router import command as router_command
-from headway.fleet.spec import load, plan, rescale, wrong_models
-from headway.fleet.starts import Starts, settled
+from headway.fleet.operate import failure, goodput
+from headway.fleet.operate.display import Display, display
+from headway.fleet.operate.start_rows import Starts, settled
+from headway.fleet.operate.state_dir import Home
+from headway.fleet.place import ports
+from headway.fleet.place.placement import HOST
+from headway.fleet.plan import dry_run as dryrun
+from headway.fleet.plan import machine as hardware
+from headway.fleet.plan import router_file
+from headway.fleet.plan import template as made
+from headway.fleet.plan.compatibility import problems
+from headway.fleet.plan.engine_command import engine_command
+from headway.fleet.plan.plan import load, plan, rescale, wrong_models
+from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
+from headway.fleet.supervise import supervisor
+from headway.fleet.supervise.engines import Making
+from headway.fleet.supervise.router_link import command as router_command
 from headway.models import bundled, named
 
 _NO_FILE: Final = "(no file)"
@@ -187,11 +192,11 @@ def _parts(wish: Wish, machine: Machine) -> supervisor.Parts:
     making = Making(
         machine=machine,
         command=functools.partial(_command, machine),
-        cause=causes.cause_in,
+        cause=failure.cause_in,
     )
     return supervisor.Parts(
         making=making,
-        router_text=routerfile.text,
+        router_text=router_file.text,
         rescale=lambda fleet, pool, count: rescale(fleet, fleet.config, machine, pool, count),
         read=(lambda: described(wish, machine)) if wish.path else None,
     )

@@ -1,0 +1,197 @@
+"""`headway doctor`: checks an installation, a file and a running fleet.
+
+Entry point for the command line:
+
+    run(path: str | None, write: Callable[[str], None], *, name: str | None = None) -> int
+
+path: the file; None is what `headway up` without one would start: ./headway.toml, else what suits
+this machine. name: of the fleet to look at if it runs; None: the file's. write: given lines for
+standard output. The exit status: 0, or 1 if there is an error among the findings.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from headway import config as settings
+from headway.config import Config, ConfigError
+from headway.core.errors import SettingError
+from headway.fleet.doctor import engines as live
+from headway.fleet.doctor import installation
+from headway.fleet.doctor import machine as surroundings
+from headway.fleet.doctor import router as through
+from headway.fleet.doctor.engines import Target
+from headway.fleet.doctor.finding import Finding, summary, tell
+from headway.fleet.errors import FleetError
+from headway.fleet.net.http_sync import Server
+from headway.fleet.operate import control_socket
+from headway.fleet.operate.state_dir import Home
+from headway.fleet.plan import compatibility
+from headway.fleet.plan import machine as hardware
+from headway.fleet.plan.plan import load, plan, wrong_models
+from headway.fleet.plan.spec import FleetSpec, Machine
+
+_FILE: Final = "file"
+_USUAL: Final = "headway.toml"
+_DEFAULT: Final = "default"
+_STATUS_S: Final = 5.0
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 -- compared, not bound
+
+
+def run(path: str | None, write: Callable[[str], None], *, name: str | None = None) -> int:
+    """Examine and tell; see above."""
+    told: list[Finding] = []
+
+    def add(findings: Iterable[Finding]) -> None:
+        found = list(findings)
+        told.extend(found)
+        for line in tell(found):
+            write(line)
+
+    if path is None and Path(_USUAL).exists():
+        path = _USUAL
+    machine = hardware.look()
+    spec, found = of_file(path, machine)
+    add(found)
+    name = name or (spec.name if spec else _DEFAULT)
+    status, trouble = _running(name)
+    add(trouble)
+    add(of_machine(spec, machine, running=status is not None))
+    splits = spec is not None and spec.config.router.strategy == "disaggregated"
+    add(installation.examine(splits=splits))
+    policies = {pool.name: pool.batching.policy for pool in spec.config.pools} if spec else {}
+    if status is not None:
+        add(of_fleet(name, status, policies))
+    elif spec is not None and path is not None:
+        add(of_elsewhere(spec.config, policies))
+    write(summary(told))
+    return 1 if any(finding.severity == "error" for finding in told) else 0
+
+
+def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[Finding]]:
+    """The fleet that a file describes, or None for one that can't be used; and findings.
+
+    path: None is what `headway up` runs without a file.
+    """
+    name = path or "no file: what headway up starts here"
+    try:
+        config = load(Path(path) if path else None, machine)
+        spec = plan(config, machine)
+    except ConfigError as error:
+        return None, [Finding("error", _FILE, str(p), "change the file") for p in error.problems]
+    except SettingError as error:
+        return None, [Finding("error", _FILE, str(error), "change the file")]
+    problems = [*compatibility.problems(spec), *wrong_models(spec, os.environ)]
+    wrong = [Finding("error", _FILE, str(p), "change the file") for p in problems]
+    if config.router.strategy == "disaggregated" and spec.engines and not wrong:
+        wrong.append(Finding("ok", _FILE, "prefill and decode pools fit one another"))
+    warned = [
+        Finding("warning", _FILE, said, "see docs/router-config.md")
+        for said in settings.warnings(config)
+    ]
+    started = len(spec.engines)
+    elsewhere = sum(len(pool.engines) for pool in config.pools)
+    counts = f"engines to start: {started}, running elsewhere: {elsewhere}"
+    said = f"{name}: {config.router.strategy}; {counts}"
+    return spec, [Finding("ok", _FILE, said), *wrong, *warned]
+
+
+def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> Iterator[Finding]:
+    """Whether this machine can carry it. running: its ports and memory are taken by itself."""
+    free = surroundings.free_shared_memory()
+    if free is not None:
+        yield surroundings.shared_memory(free)
+    if spec is None or spec.placement == "local":
+        yield from surroundings.gpus(spec.engines if spec else (), machine)
+    if spec is None or running or not spec.engines:
+        return
+    if spec.placement == "local":
+        yield from surroundings.memory(spec.engines, machine)
+    router = spec.config.router
+    for number, host, key in (
+        (router.port, router.host, "router.port"),
+        (router.admin_port, "127.0.0.1", "router.admin_port"),
+    ):
+        if number:
+            yield surroundings.port(host, number, key)
+
+
+def of_fleet(
+    name: str, status: Mapping[str, Any], policies: Mapping[str, str | None]
+) -> Iterator[Finding]:
+    """A fleet whose supervisor says `status`."""
+    home = Home(name)
+    absent = set()
+    for engine in status.get("engines", ()):
+        state, why = engine.get("state"), engine.get("reason")
+        if state not in {"ready", "draining"}:
+            absent.add(engine.get("router_id"))
+            said = f"{engine.get('name')} is {state}{f': {why}' if why else ''}"
+            then = f"headway logs {engine.get('name')}"
+            yield Finding("error" if state == "failed" else "warning", live.ABOUT, said, then)
+    try:
+        config = settings.load(home.router_file)
+    except ConfigError as error:
+        said = f"its file for the router can't be read: {error}"
+        yield Finding("error", live.ABOUT, said, "headway down, then headway up")
+        return
+    engines = live.targets(config, _engine_key(config), policies)
+    asked = [engine for engine in engines if engine.name not in absent]
+    yield from _routed(config, Server(str(status["admin"])), str(status["endpoint"]), asked)
+
+
+def of_elsewhere(config: Config, policies: Mapping[str, str | None]) -> Iterator[Finding]:
+    """Engines that the file says run elsewhere, and a router with this file, if there is one."""
+    engines = live.targets(config, _engine_key(config), policies)
+    router = config.router
+    admin = Server(f"http://127.0.0.1:{router.admin_port}")
+    if not engines:
+        said = "the fleet doesn't run, so its engines weren't asked"
+        yield Finding("note", live.ABOUT, said, "headway up, then run this again")
+    elif router.admin_port and admin.get("/state", live.ASK_S) is not None:
+        host = f"[{router.host}]" if ":" in router.host else router.host
+        scheme = "https" if router.tls else "http"
+        yield from _routed(config, admin, f"{scheme}://{host}:{router.port}", engines)
+    else:
+        yield from live.examine(engines)
+        said = "no router with this file runs here, so no request was tried"
+        yield Finding("note", through.ABOUT, said, "headway up, or headway route --config FILE")
+
+
+def _routed(
+    config: Config, admin: Server, endpoint: str, engines: Sequence[Target]
+) -> Iterator[Finding]:
+    """The engines that a router has, and the router."""
+    yield from live.examine(engines)
+    # No certificate names the address it is asked at.
+    server = Server(_reachable(endpoint), os.environ.get(through.CLIENT_KEY), verify=False)
+    yield from through.examine(admin, server, engines, strategy=config.router.strategy)
+
+
+def _engine_key(config: Config) -> str | None:
+    """What engines ask for; None too where the variable isn't set, and then they say so."""
+    with contextlib.suppress(SettingError):
+        return settings.engine_key(config.router.keys.engine_key_env, os.environ)
+    return None
+
+
+def _reachable(url: str) -> str:
+    """The URL with an address to connect to where it has one to listen on."""
+    parts = urlsplit(url)
+    host = _EVERYWHERE.get(parts.hostname or "", parts.hostname or "")
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+
+
+def _running(name: str) -> tuple[Mapping[str, Any] | None, list[Finding]]:
+    """What the fleet's supervisor says, None where none runs; and a finding if it says nothing."""
+    try:
+        if not Home(name).socket.exists():
+            return None, []
+        status: Mapping[str, Any] = control_socket.ask(name, {"do": "status"}, _STATUS_S)
+    except FleetError as error:
+        then = "headway up; where one does run, headway down --force first"
+        return None, [Finding("warning", live.ABOUT, str(error), then)]
+    return status, []

@@ -1,0 +1,124 @@
+"""A router that runs: what it says of its engines, and whether a request through it moves KV."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from headway.fleet.doctor import engines as live
+from headway.fleet.doctor.engines import Target
+from headway.fleet.doctor.finding import Finding
+from headway.fleet.net.http_sync import Answer, Server
+
+ABOUT: Final = "router"
+CLIENT_KEY: Final = "OPENAI_API_KEY"
+"""Variable with the key for a router that asks for one, as OpenAI's clients have it."""
+_PROBE_S: Final = 180.0
+_PROMPT_WORDS: Final = 150
+_COUNTED_S: Final = 5.0
+"""How long until what an engine received shows in its metrics."""
+_AGAIN_S: Final = 0.5
+
+
+def examine(
+    admin: Server,
+    server: Server,
+    engines: Sequence[Target],
+    *,
+    strategy: str,
+    kv_bytes: Callable[[Sequence[Target]], float] = live.kv_bytes,
+) -> Iterator[Finding]:
+    """The router's own view, then a request through it.
+
+    admin: its admin port. server: where clients connect. engines: those it knows.
+    """
+    said = admin.get("/state", live.ASK_S)
+    state = said.json() if said and said.status == 200 else None
+    if isinstance(state, dict):
+        yield from of_state(state)
+    else:
+        then = "headway logs router; in a pod: kubectl logs"
+        yield Finding("error", ABOUT, f"its admin port doesn't answer ({admin.url})", then)
+    receivers = [target for target in engines if target.role != "prefill"]
+    before = kv_bytes(receivers)
+    answer = probe(server)
+    moved = 0.0
+    if strategy == "disaggregated" and answer is not None and answer.status == 200:
+        moved = _moved(receivers, before, kv_bytes)
+    yield of_probe(answer, moved, strategy=strategy, url=server.url)
+
+
+def of_state(state: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings from the answer of `GET /state`."""
+    pools = live.dicts(state.get("pools"))
+    engines = [engine for pool in pools for engine in live.dicts(pool.get("engines"))]
+    out = [engine for engine in engines if not engine.get("ready")]
+    for engine in out:
+        said = f"{engine.get('id')} gets no requests: {engine.get('reason')}"
+        drained = engine.get("draining")
+        then = "headway undrain" if drained else "headway logs of the engine"
+        yield Finding("note" if drained else "warning", ABOUT, said, then)
+    for engine in engines:
+        if engine.get("ready") and engine.get("health") == "degraded":
+            said = f"{engine.get('id')} gets only what no other engine can serve: "
+            then = "it may be busy with one long step, or hung: headway logs of the engine"
+            yield Finding("warning", ABOUT, said + str(engine.get("reason")), then)
+    if engines and not out:
+        yield Finding("ok", ABOUT, f"sends requests to every engine ({len(engines)})")
+
+
+def probe(server: Server) -> Answer | None:
+    """The answer to a request whose prompt no cache has; None without one."""
+    listed = server.get("/v1/models", live.ASK_S)
+    if listed is None or listed.status != 200:
+        return listed
+    said = listed.json()
+    models = live.dicts(said.get("data") if isinstance(said, dict) else None)
+    if not models:
+        return None
+    drawn = random.Random()
+    prompt = " ".join(str(drawn.randrange(10_000)) for _ in range(_PROMPT_WORDS))
+    body = {"model": models[0].get("id"), "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    return server.post("/v1/completions", body, _PROBE_S)
+
+
+def of_probe(answer: Answer | None, moved: float, *, strategy: str, url: str) -> Finding:
+    """The finding from a request through the router.
+
+    moved: bytes of KV that engines received meanwhile.
+    """
+    if answer is None:
+        said = f"a request through it got no answer ({url})"
+        return Finding("error", ABOUT, said, "headway status; headway logs router")
+    if answer.status == 401:
+        said = "it asks for a key, so no request was tried"
+        return Finding("note", ABOUT, said, f"set {CLIENT_KEY} to a client's key and run it again")
+    if answer.status != 200:
+        said = f"a request through it failed: status {answer.status}: {live.message(answer)}"
+        return Finding("error", ABOUT, said, "headway status; headway logs router")
+    route = answer.headers.get("x-headway-route", "")
+    if strategy == "disaggregated":
+        return _of_kv(route, moved)
+    return Finding("ok", ABOUT, f"a request through it was answered ({route or 'no receipt'})")
+
+
+def _of_kv(route: str, moved: float) -> Finding:
+    taken = f" ({route})" if route else ""
+    if moved > 0:
+        return Finding("ok", ABOUT, f"KV moves: {moved / 1e6:.1f} MB for a request{taken}")
+    if route and 'reason="split"' not in route:
+        then = "see its reason in docs/router.md; headway status shows which engines are ready"
+        return Finding("warning", ABOUT, f"a request wasn't split, so no KV moved{taken}", then)
+    then = "headway logs of a decode engine: look for NIXL, UCX and the side channel's address"
+    said = f"no KV moved: the decode engine computed the prompt again{taken}"
+    return Finding("error", ABOUT, said, then)
+
+
+def _moved(
+    engines: Sequence[Target], before: float, kv_bytes: Callable[[Sequence[Target]], float]
+) -> float:
+    """What the engines have received since; waits a little until it shows."""
+    deadline_s = time.monotonic() + _COUNTED_S
+    while (moved := kv_bytes(engines) - before) <= 0 and time.monotonic() < deadline_s:
+        time.sleep(_AGAIN_S)
+    return max(0.0, moved)

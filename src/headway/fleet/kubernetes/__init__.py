@@ -1,0 +1,1 @@
+"""`headway render kubernetes`: a fleet's file as manifests for a cluster."""

@@ -1,0 +1,1 @@
+"""The fleet's HTTP clients, and what engines tell on /metrics."""

@@ -1,0 +1,1 @@
+"""From `headway.toml` to the commands of a fleet, without running any."""

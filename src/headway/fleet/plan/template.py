@@ -1,0 +1,181 @@
+"""`headway init`: a commented file for this machine, a model and a strategy."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from headway.config.model import STRATEGIES
+from headway.core.batching.settings import LONG_PREFILL_TOKENS, long_threshold_for
+from headway.core.errors import SettingError
+from headway.fleet.plan.spec import Machine
+from headway.models import bundled
+
+_ENGINE_GIB: Final = 2.0
+"""What an engine of the bundled model takes on a CPU, beside its KV cache."""
+_KV_GIB: Final = 2.0
+_SMALL_KV_GIB: Final = 1.0
+_DUTIES: Final[Mapping[str, str]] = {
+    "unified": "each request goes whole to the engine where it waits least",
+    "dedicated": "short prompts have a pool of their own",
+    "disaggregated": "prompts are prefilled in one pool, their KV moves to the pool that decodes",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pool:
+    """A pool to write. settings: further lines."""
+
+    name: str
+    role: str
+    replicas: int
+    comment: str
+    settings: Sequence[str] = ()
+
+
+def text(machine: Machine, *, strategy: str | None = None, model: str | None = None) -> str:
+    """The file.
+
+    strategy: of the router; None: what suits the machine.
+    model: a directory or a hub name; None: the bundled model.
+
+    Raises SettingError for a strategy that isn't known or needs more devices.
+    """
+    context = bundled.CONTEXT_TOKENS if model is None else context_tokens(model)
+    strategy = strategy or _suitable(machine, model)
+    pools = _pools(strategy, machine, model, context)
+    lines = [
+        "# What `headway up` runs. How to use it: docs/fleet.md; settings: docs/router-config.md.",
+        f"# Made for {_kind(machine)} and {machine.memory_gib:.0f} GiB of memory.",
+        "",
+        "[fleet]",
+        _line('name = "default"', "for headway status and the like; each name runs once"),
+        "",
+        "[router]",
+        _line("port = 8000", "where clients connect, from this machine only unless host is set"),
+        _line(f'strategy = "{strategy}"', _DUTIES[strategy]),
+        _line(f"long_prompt_tokens = {_long(context)}", "what counts as long in metrics"),
+        "",
+        _line("[router.slo]", "the engines aim at these too"),
+        _line("ttft_s = 1.0", "to the first token of a short prompt"),
+        _line("ttft_factor = 4.0", "of a long prompt: so many times its prefill alone"),
+        _line("tpot_s = 0.15", "between two tokens"),
+    ]
+    for pool in pools:
+        lines += _pool_lines(pool, machine, model, context)
+    return "\n".join(lines) + "\n"
+
+
+def context_tokens(model: str) -> int | None:
+    """The context of a model in a local directory, from its config.json; None if not known."""
+    try:
+        config = json.loads((Path(model).expanduser() / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    inner = config.get("text_config")
+    for each in (config, inner if isinstance(inner, dict) else {}):
+        tokens = each.get("max_position_embeddings")
+        if isinstance(tokens, int) and tokens > 0:
+            return tokens
+    return None
+
+
+def _devices(machine: Machine) -> int:
+    return len(machine.cores if machine.cpu else machine.gpus)
+
+
+def _kind(machine: Machine) -> str:
+    count, one = _devices(machine), "CPU core" if machine.cpu else "GPU"
+    return f"{count} {one}{'' if count == 1 else 's'}"
+
+
+def _suitable(machine: Machine, model: str | None) -> str:
+    if _devices(machine) < 2:
+        return "unified"
+    room = 2 * (_ENGINE_GIB + _SMALL_KV_GIB)
+    if machine.cpu and model is None and machine.memory_gib < room:
+        return "unified"
+    return "disaggregated"
+
+
+def _pools(
+    strategy: str, machine: Machine, model: str | None, context: int | None
+) -> tuple[_Pool, ...]:
+    if strategy not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise SettingError("--strategy", f'"{strategy}" is not one of: {known}')
+    if strategy != "unified" and _devices(machine) < 2:
+        raise SettingError(
+            "--strategy",
+            f'"{strategy}" needs two GPUs or CPU cores, this machine has {_kind(machine)}; '
+            "use unified",
+        )
+    # An engine takes all cores it is given, but only one GPU. The bundled model needs no more.
+    many = 2 if machine.cpu or model is None else _devices(machine)
+    first, second = many // 2, many - many // 2
+    if strategy == "unified":
+        alone = 1 if machine.cpu or model is None else max(1, _devices(machine))
+        return (_Pool(name="all", role="both", replicas=alone, comment="serves everything"),)
+    if strategy == "dedicated":
+        setting = f"max_prompt_tokens = {_long(context)}"
+        limit = _line(setting, "not cached; longer ones go to the other pool")
+        short = "prompts up to max_prompt_tokens"
+        return (
+            _Pool(name="short", role="both", replicas=first, comment=short, settings=(limit,)),
+            _Pool(name="long", role="both", replicas=second, comment="all longer prompts"),
+        )
+    return (
+        _Pool(name="prefill", role="prefill", replicas=first, comment="computes prompts"),
+        _Pool(name="decode", role="decode", replicas=second, comment="writes the answers"),
+    )
+
+
+def _pool_lines(pool: _Pool, machine: Machine, model: str | None, context: int | None) -> list[str]:
+    kind = "CPU cores, shared out evenly" if machine.cpu else "GPUs, one an engine"
+    kv_gib = _kv_gib(machine, model)
+    lines = [
+        "",
+        _line("[[pool]]", pool.comment),
+        f'name = "{pool.name}"',
+        f'role = "{pool.role}"',
+        _line(f"replicas = {pool.replicas}", "engines"),
+        *pool.settings,
+        _line('# model = "./my-model"', "a directory or a hub name; not set: the bundled model")
+        if model is None
+        else f"model = {json.dumps(model, ensure_ascii=False)}",
+        _line("# devices = [0]", f"{kind}; not set: a share of all"),
+        _line(f"# max_model_len = {context or 32768}", "prompt and answer; not set: the model's"),
+        _line("# kv_memory_gib = 20.0", "of each engine's KV cache; not set: what is free")
+        if kv_gib is None
+        else _line(f"kv_memory_gib = {kv_gib}", "of each engine's KV cache"),
+        _line('# flags = ["--max-num-seqs", "64"]', "further flags of vLLM"),
+        _line('# env = { HF_HOME = "/models" }', "further environment variables"),
+        "",
+        _line("[pool.batching]", "docs/policies.md"),
+        _line('policy = "slo"', 'or sequential, parallel, priority, "vllm" for its own scheduler'),
+    ]
+    if not machine.cpu:
+        more = _line("# tensor_parallel_size = 2", "GPUs of one engine, where one is too small")
+        lines.insert(-2, more)
+    return lines
+
+
+def _line(setting: str, comment: str) -> str:
+    return f"{setting:<31} # {comment}"
+
+
+def _kv_gib(machine: Machine, model: str | None) -> float | None:
+    """KV memory of each engine on a CPU; None on GPUs, where vLLM measures."""
+    if not machine.cpu:
+        return None
+    if model is not None:
+        return 2 * _KV_GIB
+    roomy = machine.memory_gib >= 2 * (_ENGINE_GIB + _KV_GIB)
+    return _KV_GIB if roomy else _SMALL_KV_GIB
+
+
+def _long(context: int | None) -> int:
+    return long_threshold_for(context) if context else LONG_PREFILL_TOKENS

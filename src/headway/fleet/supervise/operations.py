@@ -1,0 +1,275 @@
+"""What operators ask of a running fleet: drain, undrain, scale, rolling restart, reload."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from headway.config import Config
+from headway.core.errors import HeadwayError
+from headway.fleet.errors import FleetError
+from headway.fleet.plan.spec import EngineSpec, FleetSpec
+from headway.fleet.supervise.engines import Member, Members
+from headway.fleet.supervise.router_link import RouterLink
+from headway.fleet.supervise.states import Drain, Restart, Start, State, Stop, Undrain
+
+_TOLD_S: Final = 5.0
+"""How long the router may take to hear of a drain."""
+_SERVED_S: Final = 120.0
+"""How long the router may take to send requests to an engine that is ready again."""
+_SERVED_AGAIN_S: Final = 0.25
+_SHOWN: Final = 200
+"""Characters of what was asked that an answer repeats."""
+_SETTLED: Final = frozenset({State.READY, State.FAILED, State.STOPPED})
+
+
+class Plans(Protocol):
+    """As `supervisor.Parts`."""
+
+    @property
+    def rescale(self) -> Callable[[FleetSpec, str, int], FleetSpec]: ...
+    @property
+    def read(self) -> Callable[[], FleetSpec] | None: ...
+
+
+class Operations:
+    """Each changes the fleet; scaling, restarts and reloads are done one at a time.
+
+    spec: the fleet as it is now. busy: what is being done, "" for nothing.
+    write: has the router know the engines of now, with these settings.
+    """
+
+    def __init__(
+        self,
+        spec: FleetSpec,
+        plans: Plans,
+        members: Members,
+        link: RouterLink,
+        write: Callable[[Config], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.spec = spec
+        self.busy = ""
+        self._file = spec
+        """The fleet as the file described it when it was last read."""
+        self._plans = plans
+        self._members = members
+        self._link = link
+        self._write = write
+        self._say = say
+        self._ending = False
+        self._news = asyncio.Event()
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def handle(self, request: Mapping[str, Any]) -> Any:
+        """Do one. Raises HeadwayError where it can't be done."""
+        match request:
+            case {"do": "drain", "engine": str(name)}:
+                return await self.drain(name)
+            case {"do": "undrain", "engine": str(name)}:
+                return self.undrain(name)
+            case {"do": "scale", "pool": str(pool), "replicas": int(replicas)} if not (
+                isinstance(replicas, bool)
+            ):
+                return self.scale(pool, replicas)
+            case {"do": "restart", "pool": str(pool)}:
+                return await self.restart(pool)
+            case {"do": "reload"}:
+                return await self.reload()
+        said = f"the request {repr(dict(request))[:_SHOWN]} is unknown or lacks something"
+        raise FleetError(said)
+
+    # Waiting
+
+    def wake(self) -> None:
+        """Something has changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def end(self) -> None:
+        """The fleet is being stopped: what is being done is given up."""
+        self._ending = True
+        self.wake()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until it holds; it is looked at after every change."""
+        while not condition():
+            await self._news.wait()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """As `until`. Raises FleetError when the fleet is being stopped."""
+        await self.until(lambda: self._ending or condition())
+        if self._ending:
+            raise FleetError("the fleet is being stopped")
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        if self.busy:
+            raise FleetError(f"a {self.busy} is under way; wait until it has ended")
+        self.busy = what
+        try:
+            yield
+        finally:
+            self.busy = ""
+
+    # Draining
+
+    async def drain(self, name: str) -> dict[str, Any]:
+        """Send nothing new to an engine. `told`: whether the router has heard yet."""
+        member = self._member(name)
+        member.keeper.on(Drain())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_S):
+                await self._link.until_closed(member.router_id)
+        return {"told": self._link.told_closed(member.router_id)}
+
+    def undrain(self, name: str) -> dict[str, Any]:
+        """Take a drain back."""
+        self._member(name).keeper.on(Undrain())
+        return {}
+
+    def _member(self, name: str) -> Member:
+        member = self._members.by_name.get(name)
+        if member is None:
+            known = ", ".join(self._members.by_name)
+            raise FleetError(f"no engine {name[:_SHOWN]!r} in this fleet; there are: {known}")
+        return member
+
+    # Scaling
+
+    def scale(self, pool: str, replicas: int) -> dict[str, Any]:
+        """Start engines that are missing, and stop those that are too many once they are drained.
+
+        Returns when that has begun.
+        """
+        self._pool(pool)
+        with self._alone("change of the fleet's size"):
+            new = self._plans.rescale(self.spec, pool, replicas)
+            before = {engine.name for engine in self.spec.engines}
+            self._become(new)
+            after = {engine.name for engine in new.engines}
+            return {"added": sorted(after - before), "leaving": sorted(before - after)}
+
+    def _pool(self, pool: str) -> list[Member]:
+        """Its engines, those that leave left out."""
+        names = [engine.name for engine in self.spec.engines if engine.pool == pool]
+        if not names:
+            known = ", ".join(dict.fromkeys(engine.pool for engine in self.spec.engines))
+            raise FleetError(f"no pool {pool[:_SHOWN]!r} is started here; there are: {known}")
+        return [self._members.by_name[name] for name in names]
+
+    def _become(self, new: FleetSpec) -> None:
+        """Have the engines of `new`. Those that stay keep what they run with until a restart."""
+        wanted = {engine.name: engine for engine in new.engines}
+        running = {engine.name for engine in self.spec.engines}
+        back = [name for name in wanted.keys() - running if name in self._members.by_name]
+        if back:
+            raise FleetError(f"{', '.join(sorted(back))} is still being stopped; try again later")
+        for name in wanted.keys() & running:
+            self._members.by_name[name].spec = wanted[name]
+        self.spec = new
+        gone = [self._members.by_name[name] for name in running - wanted.keys()]
+        for member in gone:
+            member.keeper.on(Stop())
+        added = [self._members.add(e) for e in new.engines if e.name not in running]
+        self._write(new.config)
+        for member in added:
+            member.keeper.on(Start())
+        for member in gone:
+            task = asyncio.create_task(self._let_go(member))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def _let_go(self, member: Member) -> None:
+        await self.until(lambda: member.keeper.life.state is State.STOPPED)
+        if not self._ending:
+            self._members.remove(member)
+            self._write(self.spec.config)
+            self.wake()
+
+    # Restarting
+
+    async def restart(self, pool: str) -> dict[str, Any]:
+        """Restart a pool's engines one after the other, each once the one before it gets requests.
+
+        Raises FleetError where one doesn't come back; those after it are as they were.
+        """
+        members = self._pool(pool)
+        with self._alone(f"restart of {pool}"):
+            for member in members:
+                member.keeper.on(Restart())
+                await self._until(functools.partial(_settled, member))
+                life, name = member.keeper.life, member.spec.name
+                if life.state is not State.READY:
+                    why = life.reason or "it was stopped"
+                    raise FleetError(f"{name} didn't come back: {why}; the restart of {pool} ends")
+                if life.open:
+                    await self._until_served(member)
+        return {"restarted": [member.spec.name for member in members]}
+
+    async def _until_served(self, member: Member) -> None:
+        try:
+            async with asyncio.timeout(_SERVED_S):
+                while member.keeper.life.open and not self._ending:
+                    if await self._link.refresh() and self._link.serves(member.router_id):
+                        return
+                    await asyncio.sleep(_SERVED_AGAIN_S)
+        except TimeoutError:
+            raise FleetError(
+                f"{member.spec.name} is ready and the router sends nothing there after "
+                f"{_SERVED_S:g} s; the restart ends; see headway logs router"
+            ) from None
+
+    # The file
+
+    async def reload(self) -> dict[str, Any]:
+        """Read the file again: the router's settings and the pools' sizes count at once.
+
+        What else has changed of an engine counts at its next start, and is told.
+        """
+        try:
+            if self._plans.read is None:
+                raise FleetError("there is no file to read again")
+            with self._alone("reload"):
+                changed = self._take(self._plans.read())
+        except HeadwayError as error:
+            self._say(f"reload: everything stays as it is:\n{error}")
+            raise FleetError(str(error)) from error
+        for pool in changed:
+            self._say(f"reload: what is new for {pool} needs headway restart {pool}")
+        self._say("reload: done")
+        return {"restart": changed}
+
+    def _take(self, file: FleetSpec) -> list[str]:
+        """Become what the file says; the pools that need a restart."""
+        old, new = _sizes(self._file), _sizes(file)
+        if old.keys() != new.keys():
+            pools = ", ".join(sorted(old.keys() ^ new.keys()))
+            raise FleetError(f"to add or remove pools ({pools}) use headway down and headway up")
+        spec = dataclasses.replace(self.spec, config=file.config)
+        for pool in new:
+            if new[pool] != old[pool]:
+                spec = self._plans.rescale(spec, pool, new[pool])
+        described = {engine.name: engine for engine in file.engines}
+        engines = tuple(_described(e, described.get(e.name)) for e in spec.engines)
+        running = {engine.name: engine for engine in self.spec.engines}
+        changed = [e.pool for e in engines if running.get(e.name, e) != e]
+        self._become(dataclasses.replace(spec, engines=engines))
+        self._file = file
+        return sorted(set(changed))
+
+
+def _settled(member: Member) -> bool:
+    return member.keeper.life.state in _SETTLED
+
+
+def _sizes(spec: FleetSpec) -> Counter[str]:
+    return Counter(engine.pool for engine in spec.engines)
+
+
+def _described(engine: EngineSpec, file: EngineSpec | None) -> EngineSpec:
+    """The engine as the file describes it, on the devices it has."""
+    return engine if file is None else dataclasses.replace(file, devices=engine.devices)
