@@ -12,8 +12,8 @@ from headway.router.serve.app import App
 from headway.router.state.service import Service
 from headway.router.wire.server import serve
 
+from .raw_client import Answer, Wire
 from .stub_engine import MODEL, Oracle, Stub
-from .wire import Answer, Wire
 
 USUAL = {"health": {"interval_s": 600.0, "timeout_s": 5.0}, "seed": 1}
 """Health is checked once, and then when a test says so."""

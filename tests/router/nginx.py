@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import tempfile
 
-from .wire import WAIT_S, Wire
+from .raw_client import WAIT_S, Wire
 
 _SET_UP = pathlib.Path(__file__).parents[2] / ".venv" / "nginx" / "nginx"
 _FILE = """

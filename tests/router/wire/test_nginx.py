@@ -8,11 +8,10 @@ import asyncio
 import json
 
 import pytest
-
-from .certificates import contexts
-from .fleet import PATHS, Fleet, body_of, run, wire_bytes
-from .nginx import nginx
-from .stub_engine import events_of
+from tests.router.certificates import contexts
+from tests.router.fleet import PATHS, Fleet, body_of, run, wire_bytes
+from tests.router.nginx import nginx
+from tests.router.stub_engine import events_of
 
 SETTINGS = {
     "defaults": "",

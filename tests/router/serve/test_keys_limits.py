@@ -6,13 +6,12 @@ import ssl
 import httpx
 import openai
 import pytest
+from tests.router.certificates import certificate
+from tests.router.raw_client import Wire
+from tests.router.route_process import route, served
+from tests.router.rules_engine import CHOICES, body_for, engines, flags, on_loop, routing, until
 
 from headway import config as settings
-
-from .certificates import certificate
-from .route_process import route, served
-from .rules_engine import CHOICES, body_for, engines, flags, on_loop, routing, until
-from .wire import Wire
 
 CHAT = "/v1/chat/completions"
 KEY = "sk-0123456789abcdefghijklmnop"

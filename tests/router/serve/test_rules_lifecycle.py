@@ -6,8 +6,8 @@ import socket
 import time
 
 import pytest
-
-from .rules_engine import (
+from tests.router.raw_client import Wire
+from tests.router.rules_engine import (
     EVENTS,
     StubEngine,
     body_for,
@@ -19,7 +19,6 @@ from .rules_engine import (
     routing,
     until,
 )
-from .wire import Wire
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PATHS = [CHAT, "/v1/embeddings"]

@@ -6,15 +6,14 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.router.fleet import PATHS, QUICK, Fleet, any_work, body_of, run, wire_bytes
+from tests.router.raw_client import Wire
+from tests.router.stub_engine import BROKEN, CUT, FAULTS, PARAMS
 
 from headway import config
 from headway.core.errors import SettingError
 from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.length import PRIOR_BYTES_PER_TOKEN
-
-from .fleet import PATHS, QUICK, Fleet, any_work, body_of, run, wire_bytes
-from .stub_engine import BROKEN, CUT, FAULTS, PARAMS
-from .wire import Wire
 
 BRIEF = {
     "timeouts": {

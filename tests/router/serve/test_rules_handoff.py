@@ -4,8 +4,7 @@ import asyncio
 import json
 
 import pytest
-
-from .rules_engine import (
+from tests.router.rules_engine import (
     BODIES,
     CHOICES,
     EVENTS,

@@ -5,12 +5,11 @@ import json
 import socket
 
 import pytest
+from tests.router.certificates import contexts
+from tests.router.raw_client import Wire, each_loop, no_more_files, served, soon, until
 
 from headway.router.wire import listener
 from headway.router.wire.server import BodyTooLarge, ClientGone
-
-from .certificates import contexts
-from .wire import Wire, each_loop, no_more_files, served, soon, until
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
 BIG = 4 << 20

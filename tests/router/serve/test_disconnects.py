@@ -5,9 +5,8 @@ import pathlib
 import time
 
 import pytest
-
-from .fleet import Fleet, body_of, run, wire_bytes
-from .wire import Wire
+from tests.router.fleet import Fleet, body_of, run, wire_bytes
+from tests.router.raw_client import Wire
 
 AT_ONCE_S = 5.0
 ROUNDS, TOGETHER = 5, 10

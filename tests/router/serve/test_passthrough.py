@@ -6,9 +6,18 @@ import subprocess
 
 import openai
 import pytest
-
-from .rules_engine import answer, body_for, engines, error, event, flags, on_loop, routing, until
-from .wire import Wire, soon
+from tests.router.raw_client import Wire, soon
+from tests.router.rules_engine import (
+    answer,
+    body_for,
+    engines,
+    error,
+    event,
+    flags,
+    on_loop,
+    routing,
+    until,
+)
 
 JSON_PATHS = ["/v1/embeddings", "/v1/rerank", "/rerank", "/tokenize", "/detokenize", "/v1/score"]
 GENERATING = ["/inference/v1/generate", "/invocations", "/v1/chat/completions/batch"]

@@ -4,11 +4,10 @@ import asyncio
 import json
 
 import pytest
+from tests.router.fleet import PATHS, QUICK, Fleet, body_of, run, wire_bytes
+from tests.router.raw_client import Wire
 
 from headway.core.slo import Verdict
-
-from .fleet import PATHS, QUICK, Fleet, body_of, run, wire_bytes
-from .wire import Wire
 
 CHAT = "/v1/chat/completions"
 NEVER_LATE = {"slo": {"ttft_s": 600.0, "tpot_s": 600.0}}

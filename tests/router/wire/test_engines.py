@@ -6,6 +6,19 @@ import socket
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.router.raw_client import (
+    PATIENT,
+    WAIT_S,
+    Sink,
+    Transport,
+    Wire,
+    each_loop,
+    engine,
+    pieces,
+    served,
+    soon,
+    until,
+)
 
 from headway.router.openai.stream import StreamTap
 from headway.router.wire.client_request import ClientGone
@@ -22,20 +35,6 @@ from headway.router.wire.engine_pool import (
     UpstreamPool,
 )
 from headway.router.wire.http1 import chunk
-
-from .wire import (
-    PATIENT,
-    WAIT_S,
-    Sink,
-    Transport,
-    Wire,
-    each_loop,
-    engine,
-    pieces,
-    served,
-    soon,
-    until,
-)
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -4,13 +4,12 @@ import json
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.router.fleet import Fleet, body_of, run, wire_bytes
+from tests.router.raw_client import Wire
 
 from headway.core.reliability.engine_health import HealthState
 from headway.router.serve.admin import Admin
 from headway.router.wire.server import serve
-
-from .fleet import Fleet, body_of, run, wire_bytes
-from .wire import Wire
 
 QUICK = {"health": {"interval_s": 600.0, "timeout_s": 0.05, "fails": 3, "passes": 2}}
 """Checked when a test says so, and given up soon."""

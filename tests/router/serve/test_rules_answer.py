@@ -4,8 +4,8 @@ import asyncio
 import json
 
 import pytest
-
-from .rules_engine import (
+from tests.router.raw_client import Wire, soon
+from tests.router.rules_engine import (
     CHOICES,
     EVENTS,
     JSON,
@@ -16,7 +16,6 @@ from .rules_engine import (
     on_loop,
     routing,
 )
-from .wire import Wire, soon
 
 CHAT = "/v1/chat/completions"
 

@@ -6,11 +6,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.router.raw_client import pieces
 
 from headway.router.openai import AnswerError, Usage
 from headway.router.openai.stream import Opening, StreamCleaner, StreamTap
-
-from .wire import pieces
 
 USAGE = '"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}'
 CHAT = (

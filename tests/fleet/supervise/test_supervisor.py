@@ -8,11 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.fleet.running import Fleet, Traffic, eventually, lives
 
 from headway.engine import processes
 from headway.fleet.errors import FleetError
-
-from .running import Fleet, Traffic, eventually, lives
 
 pytest.importorskip("uvloop", reason="the router runs on it")
 

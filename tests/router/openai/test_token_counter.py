@@ -4,14 +4,13 @@ import asyncio
 import json
 
 import pytest
+from tests.router.fleet import Fleet, body_of, run
 
 from headway import config
 from headway.core.errors import SettingError
 from headway.router.openai.prompt import TOKEN_BYTES
 from headway.router.openai.request import parse
 from headway.router.openai.token_counter import SAMPLE_BYTES, TokenCounter
-
-from .fleet import Fleet, body_of, run
 
 tokenizers = pytest.importorskip("tokenizers", reason="comes with vLLM")
 

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.router.raw_client import pieces
 
 from headway.router.wire.chunked import ChunkedReader
 from headway.router.wire.http1 import (
@@ -13,8 +14,6 @@ from headway.router.wire.http1 import (
     lines,
     status_line,
 )
-
-from .wire import pieces
 
 START = b"POST /v1/x HTTP/1.1\r\nHost: a\r\n"
 

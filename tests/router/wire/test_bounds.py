@@ -7,14 +7,13 @@ import tracemalloc
 
 import httpx
 import pytest
+from tests.router.certificates import contexts
+from tests.router.fleet import PATHS, Fleet, body_of, run, wire_bytes
+from tests.router.raw_client import Wire, no_more_files, until
+from tests.router.route_process import route, served
+from tests.router.stub_engine import FLOODS, Stub
 
 from headway.router.wire.client_connection import ClientLimits
-
-from .certificates import contexts
-from .fleet import PATHS, Fleet, body_of, run, wire_bytes
-from .route_process import route, served
-from .stub_engine import FLOODS, Stub
-from .wire import Wire, no_more_files, until
 
 SIZES = {"max_body_bytes": 60_000, "max_bodies_bytes": 200_000}
 JSON_PATHS = (*PATHS, "/v1/embeddings")

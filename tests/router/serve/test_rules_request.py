@@ -6,8 +6,7 @@ import json
 import anthropic
 import openai
 import pytest
-
-from .rules_engine import (
+from tests.router.rules_engine import (
     BODIES,
     CHOICES,
     WORDS,

@@ -14,7 +14,7 @@ import pytest
 
 from headway.fleet.operate import failure
 
-from .test_causes import API, WORKER, failed_start
+from .test_failure import API, WORKER, failed_start
 
 RESTRICTED = "Access to model org/{} is restricted"
 HUB = {

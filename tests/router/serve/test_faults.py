@@ -5,9 +5,8 @@ import json
 import time
 
 import pytest
-
-from .fleet import PATHS, QUICK, Fleet, body_of, run
-from .stub_engine import (
+from tests.router.fleet import PATHS, QUICK, Fleet, body_of, run
+from tests.router.stub_engine import (
     BROKEN,
     CUT,
     EMPTY,

@@ -9,11 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.fleet.running import eventually, lives
 
 from headway.engine import processes
 from headway.fleet.place.ray_actor import Actor
-
-from .running import eventually, lives
 
 TALKS = "import sys, time; print('hello', flush=True); time.sleep(600)"
 
