@@ -224,10 +224,7 @@ def _operate(arguments: argparse.Namespace, say: Say) -> int:
 
 def _render(arguments: argparse.Namespace, _say: Say) -> int:
     from headway.fleet.kubernetes import kubernetes  # noqa: PLC0415
-    from headway.fleet.plan import (
-        machine,
-        plan,
-    )
+    from headway.fleet.plan import machine, plan  # noqa: PLC0415
 
     given = {
         key: value

@@ -1,4 +1,4 @@
-"""`python -m headway.fleet.place.ray_agent HOST`: runs an engine on this machine for whoever holds its pipes.
+"""`python -m headway.fleet.place.ray_agent HOST` runs an engine here for whoever holds its pipes.
 
 It leaves the process that started it at once: that one may be killed, and its children with it,
 while an engine's processes must be ended in order. When its input closes it ends the engine by

@@ -12,9 +12,10 @@ from headway.router.openai.answers import (
     strip_answer,
     usage_of,
 )
-from headway.router.openai.errors import BodyError, Kind, error_body, stream_error, too_long
+from headway.router.openai.errors import stream_error, too_long
 from headway.router.openai.legs import decode_body, prefill_body
 from headway.router.openai.request import ENDPOINTS, Parsed, parse
+from headway.router.wire.errors import BodyError, Kind, error_body
 from headway.router.wire.headers import (
     ANSWER_HEADERS_DROPPED,
     CLIENT_HEADERS_DROPPED,

@@ -1,33 +1,10 @@
-"""Errors in the form each API's clients read: whole answers, and events inside a stream."""
+"""Errors inside a stream, and engines' words for a prompt that is too long."""
 
 import json
 import re
-from typing import Final, Literal
+from typing import Final
 
-from headway.core.errors import HeadwayError
-
-Kind = Literal["chat", "completions", "responses", "messages"]
-"""Which API a request speaks: its fields, its usage and its errors."""
-
-_OPENAI_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    429: "rate_limit_error",
-    503: "service_unavailable_error",
-    504: "timeout_error",
-}
-_ANTHROPIC_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+from headway.router.wire.errors import Kind, dump_error, error_body, openai_type
 
 # How vLLM 0.32 words a refusal because of length. All are anchored at the start of the message:
 # other refusals quote what the client sent.
@@ -37,49 +14,6 @@ _TOO_LONG: Final = re.compile(
     r"|\w*tokens=\d+ cannot be greater than max_model_len"  # renderers/params.py
 )
 _TOO_LONG_STATUS: Final = (400, 413, 422)
-
-
-class BodyError(HeadwayError):
-    """A request body that can't be used.
-
-    status: the HTTP status it deserves. param: the field that is wrong, where there is one.
-    code: a short machine-readable name. headers: what the answer's head says beside it.
-    """
-
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-
-    def body(self, kind: Kind) -> bytes:
-        """The answer's body in the form of that API."""
-        return error_body(self.status, self.message, param=self.param, code=self.code, kind=kind)
-
-
-def error_body(
-    status: int,
-    message: str,
-    *,
-    type: str | None = None,  # noqa: A002 - the field's own name, as clients know it
-    param: str | None = None,
-    code: str | None = None,
-    kind: Kind = "chat",
-) -> bytes:
-    """An error answer: OpenAI's form, or Anthropic's for `messages`.
-
-    type: from the status where not given. Anthropic's form has no `param` and no `code`.
-    """
-    if kind == "messages":
-        error = {"type": type or _anthropic_type(status), "message": message}
-        return _dump({"type": "error", "error": error})
-    fields = {"message": message, "type": type or _openai_type(status), "param": param}
-    return _dump({"error": {**fields, "code": code}})
 
 
 def stream_error(
@@ -100,9 +34,9 @@ def stream_error(
     start = b"\n\n" if mid_event else b""
     if kind == "messages":
         return start + b"event: error\ndata: " + error_body(status, message, kind=kind) + b"\n\n"
-    error = {"message": message, "type": _openai_type(status), "param": None, "code": None}
+    error = {"message": message, "type": openai_type(status), "param": None, "code": None}
     if kind != "responses":
-        return start + b"data: " + _dump({"error": error}) + b"\n\n"
+        return start + b"data: " + dump_error({"error": error}) + b"\n\n"
     # The documented event has its fields at the top; OpenAI's clients raise on `error`.
     event = {
         "type": "error",
@@ -112,7 +46,7 @@ def stream_error(
         "sequence_number": sequence_number,
         "error": error,
     }
-    return start + b"event: error\ndata: " + _dump(event) + b"\n\n"
+    return start + b"event: error\ndata: " + dump_error(event) + b"\n\n"
 
 
 def too_long(status: int, body: bytes) -> bool:
@@ -130,18 +64,3 @@ def too_long(status: int, body: bytes) -> bool:
         return True
     message = error.get("message")
     return isinstance(message, str) and _TOO_LONG.match(message) is not None
-
-
-def _openai_type(status: int) -> str:
-    fallback = "invalid_request_error" if status < 500 else "server_error"
-    return _OPENAI_TYPES.get(status, fallback)
-
-
-def _anthropic_type(status: int) -> str:
-    fallback = "invalid_request_error" if status < 500 else "api_error"
-    return _ANTHROPIC_TYPES.get(status, fallback)
-
-
-def _dump(value: object) -> bytes:
-    # ASCII only: a lone surrogate in a quoted name can't break it.
-    return json.dumps(value, separators=(",", ":")).encode("ascii")

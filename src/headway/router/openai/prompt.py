@@ -5,7 +5,7 @@ from array import array
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from headway.router.openai.errors import Kind
+from headway.router.wire.errors import Kind
 
 MEDIA_BYTES: Final = 4096
 """What an image, a sound or a video counts as: about 1,000 tokens at four bytes a token."""

@@ -10,8 +10,8 @@ from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from headway.router.openai.errors import BodyError, Kind
 from headway.router.openai.prompt import prompt_of
+from headway.router.wire.errors import BodyError, Kind
 
 ENDPOINTS: Final[Mapping[str, Kind]] = {
     "/v1/chat/completions": "chat",

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headway.router.openai.answers import AnswerError, Usage, clean, usage_of
-from headway.router.openai.errors import Kind
 from headway.router.openai.request import TRANSFER_FIELDS, dump
+from headway.router.wire.errors import Kind
 from headway.router.wire.fast_path import NO_ENDING, Passing
 
 _START: Final = b"\ndata:"

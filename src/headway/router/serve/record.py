@@ -4,11 +4,11 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from headway.core.slo import Ending, Limits, Verdict, judge
-from headway.router.openai.errors import BodyError, Kind, error_body
 from headway.router.openai.request import Parsed
 from headway.router.state.receipt import Receipt, log_line
 from headway.router.state.service import Service
 from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.errors import BodyError, Kind, error_body
 from headway.router.wire.http1 import JSON_TYPE, Headers
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, cast
 
-from headway.router.openai.errors import BodyError, error_body
 from headway.router.wire.chunked import ChunkedReader
 from headway.router.wire.client_request import (
     HOLD_BYTES,
@@ -22,6 +21,7 @@ from headway.router.wire.client_request import (
     ClientGone,
     ClientRequest,
 )
+from headway.router.wire.errors import BodyError, error_body
 from headway.router.wire.http1 import JSON_TYPE, BadRequest, Headers, HeadReader, RequestHead
 
 App = Callable[[ClientRequest], Awaitable[None]]
