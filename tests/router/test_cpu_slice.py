@@ -8,7 +8,7 @@ import pytest
 
 from headway.router import cpu_slice
 
-ASKED = "from headway.router import turns; print(turns.shorten(), turns.of())"
+ASKED = "from headway.router import cpu_slice as s; print(s.shorten(), s.of())"
 
 
 def run(code: str) -> str:

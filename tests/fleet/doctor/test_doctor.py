@@ -576,7 +576,7 @@ def test_a_running_fleet_is_examined_router_and_engines(examined, monkeypatch, t
                 },
             ],
         }
-        monkeypatch.setattr(doctor.control, "ask", lambda *_: told)
+        monkeypatch.setattr(doctor.control_socket, "ask", lambda *_: told)
         status, text = examined(name="chat")
     assert status == 1
     assert "warning  a-1 is backoff: out of memory" in text
