@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from headway.bench import outcomes, report, workload
 from headway.bench.arms import SLO, STOCK, TUNED
-from headway.bench.engines import Engine, swap
+from headway.bench.engines import BenchEngine, swap
 from headway.bench.exchange import Sample
 from headway.bench.figures import Figures, Judge
 from headway.bench.lab import TUNED_THRESHOLD, Lab
-from headway.bench.options import Options, end_cleanly_on_sigterm, parser, read
+from headway.bench.options import BenchOptions, end_cleanly_on_sigterm, parser, read
 from headway.bench.outcomes import Alone
-from headway.bench.report import Goal, Progress
+from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, ratio, ratios, spread
 from headway.bench.workload import LONG, RUNNING, SHORT, ClosedLoop, LengthClass
 
@@ -95,7 +95,7 @@ def figures_of(kind: str, judge: Judge, samples: Sequence[Sample], duration_s: f
 class Bench:
     """One run: stock stays up throughout, the other arms come and go."""
 
-    def __init__(self, options: Options, lab: Lab) -> None:
+    def __init__(self, options: BenchOptions, lab: Lab) -> None:
         self.options = options
         self.lab = lab
         self.plan = QUICK_PLAN if options.quick else PLAN
@@ -120,7 +120,7 @@ class Bench:
                     self._pair(stock, engine, judge)
         return judge
 
-    def _pair(self, stock: Engine, engine: Engine, judge: Judge) -> None:
+    def _pair(self, stock: BenchEngine, engine: BenchEngine, judge: Judge) -> None:
         plan, repeats = self.plan, self.options.repeats
         counts = {"contention": repeats or plan.contention, "saturated": repeats or plan.saturated}
         if engine.name != TUNED:  # its cap is lifted for a lone request: that is stock
@@ -134,7 +134,9 @@ class Bench:
         for kind, repeat in kinds:
             self.rounds.append(self._round(kind, repeat, stock, engine, judge))
 
-    def _round(self, kind: str, repeat: int, stock: Engine, engine: Engine, judge: Judge) -> Round:
+    def _round(
+        self, kind: str, repeat: int, stock: BenchEngine, engine: BenchEngine, judge: Judge
+    ) -> Round:
         self.lab.progress.line(f"{engine.name} beside {stock.name}: {kind} {repeat + 1}")
         made = workload_of(kind, self.plan, self.options.seed + repeat)
         samples = self.lab.stage.play([stock, engine], made)
@@ -243,7 +245,7 @@ def main() -> int:
     """Run, print the tables, write the report; 1 if an arm could not be measured."""
     options, _ = read(parser(__doc__ or "", TUNED_THRESHOLD), ARMS, QUICK_ARMS)
     end_cleanly_on_sigterm()
-    lab = Lab(options, FLAGS, Progress(sys.stderr))
+    lab = Lab(options, FLAGS, ProgressLines(sys.stderr))
     bench = Bench(options, lab)
     judge = bench.run()
     targets = goals(bench.rounds)

@@ -15,12 +15,12 @@ from typing import Any, Final
 from headway.bench import outcomes, plot, report, workload
 from headway.bench.arms import SLO, STOCK, TUNED
 from headway.bench.cells import Cell, goodput_ratio, long_ratio, points, rate_ratio
-from headway.bench.engines import Engine, EngineError, swap
+from headway.bench.engines import BenchEngine, EngineError, swap
 from headway.bench.lab import TUNED_THRESHOLD, Lab
 from headway.bench.loadgen import Patience
-from headway.bench.options import Options, end_cleanly_on_sigterm, parser, read
+from headway.bench.options import BenchOptions, end_cleanly_on_sigterm, parser, read
 from headway.bench.outcomes import Alone
-from headway.bench.report import Goal, Progress
+from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, lowest
 from headway.bench.workload import LONG, MIXED, SHORT, Arrival
 from headway.core.highest_rate import TARGET_ATTAINMENT, highest_rate
@@ -51,7 +51,7 @@ def duration_s(share: float, *, quick: bool) -> float:
 class Bench:
     """One run: the anchor (`slo`, or the last arm) stays up, each other arm runs beside it."""
 
-    def __init__(self, options: Options, shares: Sequence[float], lab: Lab) -> None:
+    def __init__(self, options: BenchOptions, shares: Sequence[float], lab: Lab) -> None:
         self.options = options
         self.shares = shares
         self.lab = lab
@@ -84,7 +84,7 @@ class Bench:
                     self.cells += sitting.cells(self.shares, engine, anchor)
         return alone, rate_per_s
 
-    def _saturation(self, stock: Engine, alone: Alone) -> float:
+    def _saturation(self, stock: BenchEngine, alone: Alone) -> float:
         """Requests a second with a backlog; never less than one after the other would give."""
         made = workload.burst(BACKLOG, self.options.seed)
         samples = self.lab.stage.play([stock], made)[stock.name]
@@ -105,7 +105,9 @@ class Sitting:
     alone: Alone
     saturation_per_s: float
 
-    def cells(self, shares: Sequence[float], engine: Engine, anchor: Engine) -> list[Cell]:
+    def cells(
+        self, shares: Sequence[float], engine: BenchEngine, anchor: BenchEngine
+    ) -> list[Cell]:
         """All rates, as often as asked."""
         return [
             cell
@@ -114,7 +116,9 @@ class Sitting:
             for cell in self.cell(repeat, share, engine, anchor)
         ]
 
-    def cell(self, repeat: int, share: float, engine: Engine, anchor: Engine) -> list[Cell]:
+    def cell(
+        self, repeat: int, share: float, engine: BenchEngine, anchor: BenchEngine
+    ) -> list[Cell]:
         """One rate: what both engines made of the same requests. Exchanges their cores."""
         options = self.lab.options
         made = workload.poisson(
@@ -232,7 +236,7 @@ def main() -> int:
     shares = set(QUICK_SHARES if options.quick else SHARES)
     if values.rates:
         shares = {float(share) for share in values.rates.split(",")} | set(LOADS.values())
-    lab = Lab(options, FLAGS, Progress(sys.stderr))
+    lab = Lab(options, FLAGS, ProgressLines(sys.stderr))
     bench = Bench(options, sorted(shares), lab)
     alone, saturation_per_s = bench.run(values.saturation)
     ran = [arm for arm in options.arms if any(cell.arm == arm for cell in bench.cells)]

@@ -19,11 +19,11 @@ from typing import Final
 from router_bench import nixl
 
 from headway.bench import report
-from headway.bench.engines import Engine, EngineError, started, swap
+from headway.bench.engines import BenchEngine, EngineError, started, swap
 from headway.bench.exchange import Sample
 from headway.bench.lab import CORES
 from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import Goal, Progress
+from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import ratios
 from headway.bench.stage import Stage
 from headway.bench.workload import SHORT, Arrival, Workload
@@ -51,7 +51,9 @@ class Round:
     decode_s: float
 
 
-def engine(name: str, core: int, options: argparse.Namespace, progress: Progress) -> Engine:
+def engine(
+    name: str, core: int, options: argparse.Namespace, progress: ProgressLines
+) -> BenchEngine:
     """The plain or the decode engine, not yet started."""
     connector = nixl.WITH_CONNECTOR if name == DECODE else ()
     eager = ("--no-enforce-eager",) if options.compiled else ("--enforce-eager",)
@@ -72,7 +74,7 @@ def token_s(samples: Sequence[Sample]) -> float:
     return statistics.median((each[-1] - each[half]) / (len(each) - 1 - half) for each in times)
 
 
-def measure(plain: Engine, decode: Engine, stage: Stage, start: int) -> list[Round]:
+def measure(plain: BenchEngine, decode: BenchEngine, stage: Stage, start: int) -> list[Round]:
     """All batch sizes on engines that are up, once with either on either core."""
     for each in (plain, decode):
         stage.warm_up(each)
@@ -106,7 +108,7 @@ def main() -> int:
     """Measure, print the table and, if asked, write the report."""
     options = _options()
     end_cleanly_on_sigterm()
-    progress = Progress(sys.stderr)
+    progress = ProgressLines(sys.stderr)
     starts = options.starts or (QUICK_STARTS if options.quick else STARTS)
     stage = Stage(options.seed, progress)
     rounds: list[Round] = []

@@ -41,7 +41,7 @@ from router_bench.processes import free_ports
 
 from headway.bench import report
 from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import Progress
+from headway.bench.report import ProgressLines
 from headway.engine import processes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ flags = ["--enforce-eager"]
 class Bench:
     """One run."""
 
-    def __init__(self, options: argparse.Namespace, progress: Progress) -> None:
+    def __init__(self, options: argparse.Namespace, progress: ProgressLines) -> None:
         self._repeats = options.repeats or (1 if options.quick else REPEATS)
         self._kills = QUICK_KILLS if options.quick else KILLS
         self._parts = frozenset(options.parts)
@@ -213,7 +213,7 @@ def main() -> int:
     """Measure, print tables and, if asked, write the report; 1 if it couldn't measure."""
     options = _options()
     end_cleanly_on_sigterm()
-    bench = Bench(options, Progress(sys.stderr))
+    bench = Bench(options, ProgressLines(sys.stderr))
     found = bench.run()
     targets = goals(found, options.parts)
     print(tables(found), report.goals_table(targets), sep="\n\n")

@@ -30,7 +30,7 @@ from headway.bench.exchange import Sample, Target
 from headway.bench.lab import CORES
 from headway.bench.loadgen import play
 from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import Goal, Progress
+from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, spread
 from headway.bench.workload import MIXED
 from headway.core.slo import percentile
@@ -68,7 +68,7 @@ class Round:
 class Fleet:
     """The two engines and the router, from `with` to its end."""
 
-    def __init__(self, model: str | None, progress: Progress) -> None:
+    def __init__(self, model: str | None, progress: ProgressLines) -> None:
         self._model = model
         self._progress = progress
         self.port = free_ports(1)[0]
@@ -186,7 +186,7 @@ def main() -> int:
     """Measure, print the table and, if asked, write the report; 1 if it couldn't measure."""
     options = _options()
     end_cleanly_on_sigterm()
-    progress = Progress(sys.stderr)
+    progress = ProgressLines(sys.stderr)
     repeats = options.repeats or (1 if options.quick else REPEATS)
     duration_s = QUICK_S if options.quick else DURATION_S
     rounds = []

@@ -27,7 +27,7 @@ from router_bench.processes import free_ports, raise_file_limit, rss_bytes, runn
 
 from headway.bench import report
 from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import Progress
+from headway.bench.report import ProgressLines
 from headway.bench.spread import spread
 
 ADDED: Final = "headway:router_added_seconds"
@@ -81,7 +81,7 @@ def quick(load: Load) -> Load:
 class Bench:
     """One run."""
 
-    def __init__(self, options: argparse.Namespace, progress: Progress) -> None:
+    def __init__(self, options: argparse.Namespace, progress: ProgressLines) -> None:
         self.options = options
         self.progress = progress
         self.loads = [quick(load) if options.quick else load for load in LOADS]
@@ -280,7 +280,7 @@ def main() -> int:
     """Measure, print the tables and, if asked, write the report; 1 if something failed."""
     options = _options()
     end_cleanly_on_sigterm()
-    progress = Progress()
+    progress = ProgressLines()
     bench = Bench(options, progress)
     repeats = options.repeats or (1 if options.quick else REPEATS)
     bench.run(repeats)

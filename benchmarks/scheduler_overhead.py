@@ -23,7 +23,7 @@ from harness import Driver, make_request, make_scheduler, model_dir
 from vllm.v1.request import RequestStatus
 
 from headway.bench import report
-from headway.bench.report import Goal, Progress
+from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, ratios, spread
 
 STOCK: Final = "vllm"
@@ -107,7 +107,7 @@ Medians = dict[str, dict[str, float]]
 """Seconds in `schedule()` by kind of step, then by arm."""
 
 
-def measure(folder: Path, size: Size, steps: int, progress: Progress) -> Medians:
+def measure(folder: Path, size: Size, steps: int, progress: ProgressLines) -> Medians:
     """Median seconds in `schedule()` by kind of step and arm, of one repeat."""
     arms = [prepare(folder, name, size) for name in ARMS]
     found: Medians = {}
@@ -171,7 +171,7 @@ def rows(cells: Cells) -> list[tuple[object, ...]]:
 def main() -> int:
     """Measure, print a table and, if asked, write the report."""
     options = _options()
-    progress = Progress()
+    progress = ProgressLines()
     repeats = options.repeats or (2 if options.quick else 5)
     steps = 30 if options.quick else 60
     cells: Cells = {size: [] for size in SIZES}

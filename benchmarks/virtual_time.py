@@ -37,7 +37,7 @@ from virtual.scenarios import (
 )
 
 from headway.bench import report
-from headway.bench.report import Goal, Progress
+from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, spread
 from headway.core.slo import attainment, itls_s, percentile, tpot_s, ttft_s
 
@@ -85,7 +85,7 @@ class Cell:
 class Lab:
     """Runs scenarios and keeps what came of them."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: ProgressLines) -> None:
         self._folder = folder
         self._progress = progress
         self.cells: list[Cell] = []
@@ -255,7 +255,7 @@ def main() -> int:
     """Measure, print tables and, if asked, write the report."""
     options = _options()
     logging.disable(logging.WARNING)
-    progress = Progress()
+    progress = ProgressLines()
     seeds = (1, 2, 3) if options.quick else (1, 2, 3, 4, 5)
     rates = (1.5,) if options.quick else (0.9, 1.2, 1.5, 2.0)
     until_s = 120.0 if options.quick else 300.0

@@ -175,12 +175,12 @@ def test_help_names_every_setting_policy_and_the_way_to_vllms_flags(capsys):
     ],
 )
 def test_the_address_is_where_the_server_can_be_reached(flags, url):
-    wish = command.Wish(model="m", bundled=None, vllm_flags=flags)
+    wish = command.EngineWish(model="m", bundled=None, vllm_flags=flags)
     assert command.build(wish, {}, cpu=True, cores=(0, 1)).url == url
 
 
 def test_a_lone_core_is_bound_and_none_is_reserved():
-    wish = command.Wish(model="m", bundled=None)
+    wish = command.EngineWish(model="m", bundled=None)
     env = command.build(wish, {}, cpu=True, cores=(5,)).env
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "5"
     assert env["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
@@ -188,7 +188,7 @@ def test_a_lone_core_is_bound_and_none_is_reserved():
 
 
 def test_a_gpu_engine_gets_no_cpu_settings():
-    wish = command.Wish(model="m", bundled="smollm2-135m")
+    wish = command.EngineWish(model="m", bundled="smollm2-135m")
     engine = command.build(wish, {}, cpu=False, cores=(0,))
     assert not [name for name in engine.env if name.startswith("VLLM_CPU")]
     assert "--enforce-eager" not in engine.argv
@@ -199,7 +199,7 @@ def test_an_address_in_use_is_refused_before_the_start():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        wish = command.Wish(model="m", bundled=None, vllm_flags=("--port", port))
+        wish = command.EngineWish(model="m", bundled=None, vllm_flags=("--port", port))
         engine = command.build(wish, {}, cpu=False, cores=(0,))
         with pytest.raises(launch.LaunchError, match="--port"):
             launch.check(engine, cpu=False)
@@ -207,7 +207,7 @@ def test_an_address_in_use_is_refused_before_the_start():
 
 def test_compiling_without_a_compiler_is_refused_before_the_start(monkeypatch):
     monkeypatch.setattr(launch.shutil, "which", lambda _: None)
-    wish = command.Wish(model="m", bundled=None, vllm_flags=("--uds", "x"))
+    wish = command.EngineWish(model="m", bundled=None, vllm_flags=("--uds", "x"))
     with pytest.raises(launch.LaunchError, match=r"install g\+\+"):
         launch.check(command.build(wish, {}, cpu=True, cores=(0,)), cpu=True)
 
@@ -215,7 +215,10 @@ def test_compiling_without_a_compiler_is_refused_before_the_start(monkeypatch):
 def test_settings_errors_keep_the_key_where_no_flag_was_used():
     with pytest.raises(SettingError, match=r"headway\.order"):
         command.build(
-            command.Wish(model="m", bundled=None, batching={"order": "x"}), {}, cpu=True, cores=(0,)
+            command.EngineWish(model="m", bundled=None, batching={"order": "x"}),
+            {},
+            cpu=True,
+            cores=(0,),
         )
 
 
@@ -231,7 +234,7 @@ def test_settings_errors_keep_the_key_where_no_flag_was_used():
 )
 def test_on_a_cpu_the_bundled_model_runs_in_float32_unless_told(cpu, bundled, flags, dtypes):
     """A model of the user's own runs in what vLLM chooses."""
-    wish = command.Wish(model="/m", bundled=bundled, vllm_flags=flags)
+    wish = command.EngineWish(model="/m", bundled=bundled, vllm_flags=flags)
     argv = command.build(wish, {}, cpu=cpu, cores=(0, 1)).argv
     assert [value for name, value in itertools.pairwise(argv) if name == "--dtype"] == dtypes
 
@@ -247,6 +250,6 @@ def test_on_a_cpu_the_bundled_model_runs_in_float32_unless_told(cpu, bundled, fl
     ],
 )
 def test_an_engine_on_a_cpu_keeps_its_core_from_nixl(flags, cpu, waits):
-    wish = command.Wish(model="m", bundled=None, vllm_flags=flags)
+    wish = command.EngineWish(model="m", bundled=None, vllm_flags=flags)
     env = command.build(wish, {}, cpu=cpu, cores=(0, 1)).env
     assert ("HEADWAY_NIXL_WAIT_US" in env) == waits

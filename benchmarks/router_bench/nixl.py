@@ -4,8 +4,8 @@ import json
 from typing import Final
 
 from headway.bench.arms import SLO
-from headway.bench.engines import Engine, EngineSpec, engine_environment, serve_command
-from headway.bench.report import Progress
+from headway.bench.engines import ArmEngine, BenchEngine, engine_environment, serve_command
+from headway.bench.report import ProgressLines
 from router_bench.processes import free_ports
 
 CONNECTOR: Final = {
@@ -17,13 +17,13 @@ WITH_CONNECTOR: Final = ("--kv-transfer-config", json.dumps(CONNECTOR))
 
 
 def engine(
-    name: str, core: int, flags: tuple[str, ...], model: str | None, progress: Progress
-) -> Engine:
+    name: str, core: int, flags: tuple[str, ...], model: str | None, progress: ProgressLines
+) -> BenchEngine:
     """An engine with a side channel port of its own, not yet started."""
-    spec = EngineSpec(name, SLO, flags, model)
+    spec = ArmEngine(name, SLO, flags, model)
     port, side_port = free_ports(2)
     environment = engine_environment(core, spec.kvcache_gib)
     environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_port)
-    return Engine(
+    return BenchEngine(
         name, serve_command(spec, port), environment, port=port, core=core, progress=progress
     )

@@ -166,7 +166,7 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise SettingError("--model", f"{model} and {positional} are given; leave out one")
         model = positional
     cpu = launch.cpu_build()
-    wish = command.Wish(
+    wish = command.EngineWish(
         model=model or "",
         bundled=None if model else bundled.NAME,
         batching=_given(arguments),
@@ -196,7 +196,7 @@ _RUN: Final[Mapping[str, Callable[[argparse.Namespace, list[str]], int]]] = {
 }
 
 
-def _build(wish: command.Wish, *, cpu: bool) -> command.EngineCommand:
+def _build(wish: command.EngineWish, *, cpu: bool) -> command.EngineCommand:
     return command.build(
         wish,
         os.environ,

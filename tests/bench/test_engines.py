@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headway.bench import arms, engines
-from headway.bench.engines import Engine, EngineError
-from headway.bench.report import Progress
+from headway.bench.engines import BenchEngine, EngineError
+from headway.bench.report import ProgressLines
 
 SERVER = """
 import http.server, os, subprocess, sys, threading
@@ -33,15 +33,15 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def engine(script: str, core: int = 0) -> Engine:
+def engine(script: str, core: int = 0) -> BenchEngine:
     port = engines.free_port()
-    return Engine(
+    return BenchEngine(
         "stub",
         [sys.executable, "-c", script, str(port)],
         {**os.environ, "CORE": str(core)},
         port=port,
         core=core,
-        progress=Progress(io.StringIO()),
+        progress=ProgressLines(io.StringIO()),
     )
 
 

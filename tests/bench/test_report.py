@@ -45,7 +45,7 @@ def test_tables_align() -> None:
 
 def test_progress_writes_lines_and_keeps_ticks_from_files() -> None:
     out = io.StringIO()
-    progress = report.Progress(out)
+    progress = report.ProgressLines(out)
     progress.tick("starting")
     progress.line("up")
     assert out.getvalue() == "[  0:00] up\n"

@@ -12,10 +12,10 @@ from headway.core.latency import StepTimeModel
 from headway.engine import conductor, steering
 from headway.engine.conductor import Conductor
 from headway.engine.grammars import ReadyGrammars
-from headway.engine.kv import Judge, KVView
+from headway.engine.kv import KVView, PromptJudge
 from headway.engine.lookups import Lookups
 from headway.engine.queue import PlannedQueue
-from headway.engine.report import Report
+from headway.engine.report import StepReport
 from headway.engine.steering import MOST_IN_A_ROW
 from headway.engine.steps import StepClock
 from headway.engine.tracks import Tracks
@@ -31,9 +31,9 @@ IN_EVERY_STEP = (
     (Conductor, "finished"),
     (Conductor, "tokens_delivered"),
     (Policy, "plan"),
-    (Report, "planned"),
-    (Report, "measured"),
-    (Report, "tick"),
+    (StepReport, "planned"),
+    (StepReport, "measured"),
+    (StepReport, "tick"),
     (StepClock, "decodes"),
     (StepClock, "start_s"),
     (StepClock, "started"),
@@ -55,9 +55,9 @@ NOW_AND_THEN = (
     (Conductor, "_waits"),
     (Conductor, "end_step"),
     (Conductor, "refuses"),
-    (Judge, "length"),
-    (Judge, "waits_for"),
-    (Judge, "probe"),
+    (PromptJudge, "length"),
+    (PromptJudge, "waits_for"),
+    (PromptJudge, "probe"),
     (KVView, "blocks_to_hold"),
     (KVView, "prefix_hit"),
     (Policy, "add"),

@@ -32,7 +32,7 @@ if __name__ == "__main__":
     up.launch.cpu_build = lambda: True
     up.bundled.ensure = lambda: "/nowhere"
     try:
-        sys.exit(up.up(up.Wish(Path(sys.argv[1])), say, dry_run=False))
+        sys.exit(up.up(up.UpWish(Path(sys.argv[1])), say, dry_run=False))
     except HeadwayError as error:
         say(f"error: {error}")
         sys.exit(1)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from headway.bench.engines import EngineSpec
+from headway.bench.engines import ArmEngine
 
 STOCK: Final = "vllm"
 TUNED: Final = "vllm-tuned"
@@ -17,7 +17,7 @@ def arm_spec(
     model: str | None,
     tpot_limit_s: float,
     tuned_threshold_tokens: int,
-) -> EngineSpec:
+) -> ArmEngine:
     """The engine of an arm.
 
     flags: given to every arm alike.
@@ -35,4 +35,4 @@ def arm_spec(
     if arm == SLO:
         own = ("--tpot-slo-s", f"{tpot_limit_s:.4f}")
     policy = STOCK if arm in (STOCK, TUNED) else arm
-    return EngineSpec(arm, policy, (*flags, *own), model)
+    return ArmEngine(arm, policy, (*flags, *own), model)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from headway.bench.exchange import Target
-from headway.bench.report import Progress
+from headway.bench.report import ProgressLines
 from headway.core.errors import HeadwayError
 
 HOST: Final = "127.0.0.1"
@@ -33,7 +33,7 @@ class EngineError(HeadwayError):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSpec:
+class ArmEngine:
     """One engine of a benchmark.
 
     name: the arm it stands for.
@@ -50,7 +50,7 @@ class EngineSpec:
     kvcache_gib: int = 2
 
 
-def serve_command(spec: EngineSpec, port: int) -> list[str]:
+def serve_command(spec: ArmEngine, port: int) -> list[str]:
     """The command that serves `spec`."""
     model = [] if spec.model is None else [spec.model]
     return [
@@ -77,7 +77,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class Engine:
+class BenchEngine:
     """A running engine, from `with` to its end.
 
     core: where all its processes run; `move` changes it.
@@ -92,7 +92,7 @@ class Engine:
         *,
         port: int,
         core: int,
-        progress: Progress,
+        progress: ProgressLines,
     ) -> None:
         self.name = name
         self.core = core
@@ -104,7 +104,7 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def of(cls, spec: EngineSpec, core: int, progress: Progress) -> Self:
+    def of(cls, spec: ArmEngine, core: int, progress: ProgressLines) -> Self:
         """The engine that `spec` describes, not yet started."""
         port = free_port()
         return cls(
@@ -210,7 +210,7 @@ def bound_to(core: int) -> Iterator[None]:
 
 
 @contextmanager
-def started(*engines: Engine) -> Iterator[None]:
+def started(*engines: BenchEngine) -> Iterator[None]:
     """Engines that start at the same time, and all stop in the end. Raises EngineError."""
     with ExitStack() as stack, ThreadPoolExecutor(len(engines)) as threads:
         starts = [threads.submit(stack.enter_context, each) for each in engines]
@@ -219,7 +219,7 @@ def started(*engines: Engine) -> Iterator[None]:
         yield
 
 
-def swap(one: Engine, other: Engine) -> None:
+def swap(one: BenchEngine, other: BenchEngine) -> None:
     """Exchange the cores of two engines, so that differences of cores cancel."""
     mine, theirs = one.core, other.core
     one.move(theirs)

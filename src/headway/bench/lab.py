@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Final
 
 from headway.bench.arms import STOCK, TUNED, arm_spec
-from headway.bench.engines import Engine, EngineError
-from headway.bench.options import Options
+from headway.bench.engines import BenchEngine, EngineError
+from headway.bench.options import BenchOptions
 from headway.bench.outcomes import Alone
-from headway.bench.report import Progress
+from headway.bench.report import ProgressLines
 from headway.bench.stage import Stage
 from headway.core.slo import Slo
 
@@ -31,7 +31,9 @@ class Lab:
     failures: why an arm could not be measured.
     """
 
-    def __init__(self, options: Options, flags: tuple[str, ...], progress: Progress) -> None:
+    def __init__(
+        self, options: BenchOptions, flags: tuple[str, ...], progress: ProgressLines
+    ) -> None:
         self.options = options
         self.flags = flags
         self.progress = progress
@@ -41,7 +43,7 @@ class Lab:
         self.tuning: dict[int, float] = {}
         self.failures: dict[str, str] = {}
 
-    def engine(self, arm: str, beside: Engine | None = None) -> Engine:
+    def engine(self, arm: str, beside: BenchEngine | None = None) -> BenchEngine:
         """The engine of an arm, not yet started, on the core that `beside` doesn't use."""
         spec = arm_spec(
             arm,
@@ -51,9 +53,9 @@ class Lab:
             tuned_threshold_tokens=self.threshold,
         )
         taken = CORES[1] if beside is None else beside.core
-        return Engine.of(spec, CORES[1] if taken == CORES[0] else CORES[0], self.progress)
+        return BenchEngine.of(spec, CORES[1] if taken == CORES[0] else CORES[0], self.progress)
 
-    def measure_alone(self, stock: Engine, lengths: Sequence[int], repeats: int) -> Alone:
+    def measure_alone(self, stock: BenchEngine, lengths: Sequence[int], repeats: int) -> Alone:
         """Latency of requests alone on `stock`, from which the limits follow."""
         self.stage.warm_up(stock)
         self.progress.line("measuring requests alone")
@@ -64,7 +66,7 @@ class Lab:
         )
         return alone
 
-    def tune(self, stock: Engine, attainment_of: Callable[[Engine], float]) -> None:
+    def tune(self, stock: BenchEngine, attainment_of: Callable[[BenchEngine], float]) -> None:
         """Search the tuned arm's threshold, if asked to: the one with the best attainment.
 
         attainment_of: measures a tuned engine that runs beside `stock`.

@@ -12,7 +12,7 @@ from headway.bench.arms import ARMS, STOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchOptions:
     """One run of a benchmark.
 
     arms: in the order of `ARMS`, `vllm` always among them.
@@ -57,7 +57,7 @@ def parser(description: str, tuned_threshold: int) -> argparse.ArgumentParser:
 
 def read(
     made: argparse.ArgumentParser, arms: Sequence[str], quick_arms: Sequence[str]
-) -> tuple[Options, argparse.Namespace]:
+) -> tuple[BenchOptions, argparse.Namespace]:
     """The common options and all values; ends the process with a message if one is bad.
 
     arms, quick_arms: what runs unless `--arms` says otherwise.
@@ -71,7 +71,7 @@ def read(
         made.error("--arms: name at least one arm to compare with vllm")
     if values.repeats is not None and values.repeats < 1:
         made.error(f"--repeats is {values.repeats}; use 1 or more")
-    options = Options(
+    options = BenchOptions(
         arms=tuple(arm for arm in ARMS if arm in chosen),
         repeats=values.repeats,
         seed=values.seed,

@@ -161,7 +161,7 @@ def _proc_field(path: str, name: str) -> str | None:
     return next((value.strip() for value in found), None)
 
 
-class Progress:
+class ProgressLines:
     """Lines on stderr with the time passed, so that a long run is never silent."""
 
     def __init__(self, stream: TextIO | None = None) -> None:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from headway.bench.engines import Engine, EngineError
+from headway.bench.engines import BenchEngine, EngineError
 from headway.bench.exchange import Sample
 from headway.bench.loadgen import Patience, play
 from headway.bench.outcomes import Alone, errors, generator_lag_s
-from headway.bench.report import Progress
+from headway.bench.report import ProgressLines
 from headway.bench.workload import SHORT, Workload, lone
 from headway.core.slo import Limits, Outcome, itls_s, percentile, tpot_s
 
@@ -29,13 +29,13 @@ class Stage:
         run with this seed.
     """
 
-    def __init__(self, seed: int, progress: Progress) -> None:
+    def __init__(self, seed: int, progress: ProgressLines) -> None:
         self._seed = seed
         self._progress = progress
         self._played = 0
 
     def play(
-        self, engines: Sequence[Engine], workload: Workload, patience: Patience | None = None
+        self, engines: Sequence[BenchEngine], workload: Workload, patience: Patience | None = None
     ) -> dict[str, tuple[Sample, ...]]:
         """Play one workload against all engines at the same time; samples by engine name."""
         self._played += 1
@@ -48,7 +48,7 @@ class Stage:
         time.sleep(SETTLE_S)
         return {engine.name: part for engine, part in zip(engines, samples, strict=True)}
 
-    def alone(self, engine: Engine, lengths: Sequence[int], repeats: int) -> Alone:
+    def alone(self, engine: BenchEngine, lengths: Sequence[int], repeats: int) -> Alone:
         """Latency of single requests on an idle engine; medians of `repeats`.
 
         lengths: prompt tokens to measure, each above 0; any order.
@@ -69,12 +69,12 @@ class Stage:
         p99_s = percentile(gaps, 99) or 0.0
         return Alone(tuple(points), statistics.median(tpots), p99_s, max(gaps, default=0.0))
 
-    def warm_up(self, engine: Engine) -> None:
+    def warm_up(self, engine: BenchEngine) -> None:
         """A few requests whose times nobody looks at."""
         for tokens in WARM_UP_PROMPTS:
             self._one(engine, tokens, 8)
 
-    def _one(self, engine: Engine, prompt_tokens: int, output_tokens: int) -> Sample:
+    def _one(self, engine: BenchEngine, prompt_tokens: int, output_tokens: int) -> Sample:
         (sample,) = self.play([engine], lone(prompt_tokens, output_tokens, SHORT))[engine.name]
         if sample.error is not None:
             found = ", ".join(errors([sample]))

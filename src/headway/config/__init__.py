@@ -22,8 +22,8 @@ from headway.config.model import (
     Pool,
     Retries,
     Router,
-    Slo,
-    Timeouts,
+    SloSettings,
+    TimeoutSettings,
     Tls,
 )
 from headway.config.problems import (
@@ -52,8 +52,8 @@ __all__ = [
     "Problem",
     "Retries",
     "Router",
-    "Slo",
-    "Timeouts",
+    "SloSettings",
+    "TimeoutSettings",
     "Tls",
     "all_settings",
     "engine_key",

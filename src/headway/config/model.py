@@ -52,7 +52,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
+class SloSettings:
     """Latency targets: spilling, attainment and goodput are judged by them."""
 
     ttft_s: Annotated[float, _SECONDS, "time to first token, at most, of a short prompt"] = 1.0
@@ -65,7 +65,7 @@ class Slo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
+class TimeoutSettings:
     """When the router gives up on an engine."""
 
     connect_s: Annotated[float, _SECONDS, "to connect"] = 2.0
@@ -168,8 +168,8 @@ class Router:
         "of the draws that break ties, to repeat a run; not set: another one at each start",
     ] = None
     tls: Tls | None = None
-    slo: Slo = Slo()
-    timeouts: Timeouts = Timeouts()
+    slo: SloSettings = SloSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
     keys: Keys = Keys()
     retries: Retries = Retries()
     health: Health = Health()

@@ -34,7 +34,7 @@ _TUNES_COMPILATION: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class EngineWish:
     """What the user asked for.
 
     model: a directory or a hub name.
@@ -73,7 +73,7 @@ class EngineCommand:
 
 
 def build(
-    wish: Wish,
+    wish: EngineWish,
     environ: Mapping[str, str],
     *,
     cpu: bool,
@@ -126,7 +126,7 @@ def compiles(command: EngineCommand) -> bool:
 
 
 def _scheduler(
-    wish: Wish, flags: "_Flags"
+    wish: EngineWish, flags: "_Flags"
 ) -> tuple[settings.BatchingSettings | None, tuple[str, ...]]:
     for name in flags.names:
         if name.startswith("--additional-config."):
@@ -170,7 +170,9 @@ def _bundled_flags(name: str, flags: "_Flags", *, cpu: bool) -> dict[str, str | 
     return defaults
 
 
-def _environment(wish: Wish, flags: "_Flags", *, cpu: bool, cores: Sequence[int]) -> dict[str, str]:
+def _environment(
+    wish: EngineWish, flags: "_Flags", *, cpu: bool, cores: Sequence[int]
+) -> dict[str, str]:
     env = {"VLLM_NO_USAGE_STATS": "1"}
     if Path(wish.model).is_dir():
         env["HF_HUB_OFFLINE"] = "1"

@@ -29,9 +29,9 @@ from headway.core.latency import StepTimeModel
 from headway.core.views import Probe, Prompt, Step
 from headway.engine import adapters, room
 from headway.engine.grammars import ReadyGrammars
-from headway.engine.kv import GRAMMAR, Judge, KVView, line_up_victims, remote_prefill
+from headway.engine.kv import GRAMMAR, KVView, PromptJudge, line_up_victims, remote_prefill
 from headway.engine.queue import PlannedQueue
-from headway.engine.report import Report
+from headway.engine.report import StepReport
 from headway.engine.steps import StepClock
 from headway.engine.tracks import Tracks
 
@@ -68,9 +68,9 @@ class Conductor:
         self.policy = Policy(settings, self.model, self._step_tokens)
         self.tracks = Tracks(self.policy)
         self.clock = StepClock(self.model)
-        self.report = Report(self.policy, self.tracks.clamped)
+        self.report = StepReport(self.policy, self.tracks.clamped)
         self.kv = KVView(scheduler)
-        self._judge = Judge(scheduler, self.kv)
+        self._judge = PromptJudge(scheduler, self.kv)
         self._grammars = ReadyGrammars()
         self.queue = PlannedQueue(
             partial(contain, self._waits),

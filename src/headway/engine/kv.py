@@ -87,7 +87,7 @@ class KVView:
             self._pool.free_blocks(reversed(group))
 
 
-class Judge:
+class PromptJudge:
     """Judges waiting requests in the step being planned."""
 
     def __init__(self, scheduler: Any, kv: KVView) -> None:

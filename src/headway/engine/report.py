@@ -52,7 +52,7 @@ def _metrics() -> _Metrics:
     )
 
 
-class Report:
+class StepReport:
     """Counts what plans and measured steps say; talks at fixed periods, never per step."""
 
     def __init__(self, policy: Policy, clamped: Tally[str]) -> None:

@@ -31,15 +31,15 @@ logger = init_logger("vllm.headway")
 MOST_IN_A_ROW: Final = 8
 
 
-class _Metrics(NamedTuple):
+class _FaultMetrics(NamedTuple):
     steps: Counter
     aside: Gauge
 
 
 @cache
-def _metrics() -> _Metrics:
+def _metrics() -> _FaultMetrics:
     """Made once a process, at the start, so that there is a 0 to be seen."""
-    return _Metrics(
+    return _FaultMetrics(
         Counter("headway:fallback_steps", "Steps left to vLLM because headway's code failed."),
         Gauge(
             "headway:stands_aside",

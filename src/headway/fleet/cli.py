@@ -187,7 +187,7 @@ def _up(arguments: argparse.Namespace, say: Say) -> int:
     from headway.fleet import up  # noqa: PLC0415  with all that a fleet needs
 
     asked = arguments.file or not arguments.model
-    wish = up.Wish(_file(arguments.file) if asked else None, arguments.model, arguments.name)
+    wish = up.UpWish(_file(arguments.file) if asked else None, arguments.model, arguments.name)
     return up.up(wish, say, dry_run=arguments.dry_run)
 
 
@@ -232,7 +232,7 @@ def _render(arguments: argparse.Namespace, _say: Say) -> int:
         if (value := getattr(arguments, key)) is not None
     }
     config = plan.load(_file(arguments.file), machine.look())
-    print(kubernetes.render(config, kubernetes.Options(**given)), end="")  # noqa: T201
+    print(kubernetes.render(config, kubernetes.RenderOptions(**given)), end="")  # noqa: T201
     return 0
 
 

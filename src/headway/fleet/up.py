@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wish:
+class UpWish:
     """What is to be started. path: the file, None without one; model: then, instead of the
     bundled one. name: of the fleet, instead of the file's.
     """
@@ -52,7 +52,7 @@ class Wish:
     name: str | None = None
 
 
-def up(wish: Wish, say: Say, *, dry_run: bool) -> int:
+def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
     """Run a fleet until it is told to stop, or print what would be run; the exit status.
 
     Raises HeadwayError for what can't be started.
@@ -97,7 +97,7 @@ def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force
     return 0
 
 
-def described(wish: Wish, machine: Machine) -> FleetSpec:
+def described(wish: UpWish, machine: Machine) -> FleetSpec:
     """The fleet as the file, or its default, describes it now. Raises HeadwayError."""
     if wish.model is not None:
         if wish.path is not None:
@@ -188,7 +188,7 @@ def _program() -> str:
     return f"{shlex.quote(sys.executable)} -m headway"
 
 
-def _parts(wish: Wish, machine: Machine) -> supervisor.Parts:
+def _parts(wish: UpWish, machine: Machine) -> supervisor.Parts:
     making = Making(
         machine=machine,
         command=functools.partial(_command, machine),

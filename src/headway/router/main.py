@@ -21,7 +21,7 @@ from headway.router.state.log import Log
 from headway.router.state.service import Service
 from headway.router.wire.engine_pool import MAX_IDLE
 from headway.router.wire.listener import REFUSED_AT_ONCE
-from headway.router.wire.server import ClientLimits, Server, serve
+from headway.router.wire.server import ClientLimits, RouterServer, serve
 
 ADMIN_HOST: Final = "127.0.0.1"
 _ADMIN_LIMITS: Final = ClientLimits(max_connections=16)
@@ -116,7 +116,7 @@ class _Run:
         port: int,
         limits: ClientLimits,
         tls: ssl.SSLContext | None = None,
-    ) -> Server:
+    ) -> RouterServer:
         try:
             return await serve(app, host, port, limits, tls, self._warn)
         except OSError as error:
@@ -127,7 +127,7 @@ class _Run:
     def _warn(self, what: str) -> None:
         self._say(f"warning: {what}")
 
-    def _on_stop(self, server: Server) -> None:
+    def _on_stop(self, server: RouterServer) -> None:
         if not self._stop.is_set():
             if server.requests:
                 self._say(f"stopping; {server.requests} answers may end (once more to cut them)")

@@ -17,10 +17,10 @@ from headway.engine import compat
 from headway.fleet.doctor import doctor, installation, machine
 from headway.fleet.doctor import engines as live
 from headway.fleet.doctor import router as through
-from headway.fleet.doctor.engines import Facts, Target
+from headway.fleet.doctor.engines import EngineTarget, Facts
 from headway.fleet.doctor.finding import Finding, summary, tell
 from headway.fleet.net.fallback import Fallback
-from headway.fleet.net.http_sync import Answer, Server
+from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 from headway.fleet.plan.spec import EngineSpec, Machine
 
 CPU = Machine(cores=(0, 1), gpus=(), memory_gib=16.0, cpu=True)
@@ -119,7 +119,7 @@ class Stub:
 
 
 def target(stub, role="both", policy=None):
-    return Target("a/x:1", role, Server(stub.url), policy)
+    return EngineTarget("a/x:1", role, HttpServer(stub.url), policy)
 
 
 def facts(role="both", name="a/x:1", **changes):
@@ -132,7 +132,7 @@ def facts(role="both", name="a/x:1", **changes):
         "generates": True,
         "steered": True,
     }
-    return Facts(Target(name, role, Server("http://x:1")), **(values | changes))
+    return Facts(EngineTarget(name, role, HttpServer("http://x:1")), **(values | changes))
 
 
 # What is told
@@ -348,10 +348,10 @@ def test_an_engine_that_is_gone_or_silent_or_talks_nonsense_is_an_error(monkeypa
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        silent = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        found = live.look(Target("a/x:1", "both", silent))
+        silent = HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        found = live.look(EngineTarget("a/x:1", "both", silent))
         assert severities(live.of_engine(found)) == ["error"]
-    assert severities(live.of_engine(live.look(Target("a/x:1", "both", silent)))) == ["error"]
+    assert severities(live.of_engine(live.look(EngineTarget("a/x:1", "both", silent)))) == ["error"]
 
 
 def test_an_endless_answer_is_left(monkeypatch):
@@ -364,7 +364,7 @@ def test_an_endless_answer_is_left(monkeypatch):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        server = Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        server = HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
         thread = threading.Thread(target=lambda: flood(listening.accept()[0]))
         thread.start()
         assert server.get("/metrics", 2.0) is None
@@ -383,7 +383,9 @@ def test_clocks_that_differ_are_warned_of(ahead_s):
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sun, 99 Nov 2026 00:00:00 GMT"])
 def test_a_server_that_doesn_t_tell_the_time_has_no_skew(date):
-    assert live.skew_s(Answer(200, {"date": date} if date is not None else {}, b"", 0.0)) is None
+    assert (
+        live.skew_s(HttpAnswer(200, {"date": date} if date is not None else {}, b"", 0.0)) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -415,13 +417,13 @@ def route(reason):
 @pytest.mark.parametrize(
     ("answer", "moved", "severity", "said"),
     [
-        (Answer(200, route("split"), b"", 0), 2e6, "ok", "KV moves: 2.0 MB"),
-        (Answer(200, {}, b"", 0), 2e6, "ok", "KV moves"),
-        (Answer(200, route("split"), b"", 0), 0.0, "error", "no KV moved"),
-        (Answer(200, {}, b"", 0), 0.0, "error", "no KV moved"),
-        (Answer(200, route("no prefill engine"), b"", 0), 0.0, "warning", "wasn't split"),
-        (Answer(401, {}, b"", 0), 0.0, "note", "asks for a key"),
-        (Answer(503, {}, b'{"error": {"message": "none"}}', 0), 0.0, "error", "503: none"),
+        (HttpAnswer(200, route("split"), b"", 0), 2e6, "ok", "KV moves: 2.0 MB"),
+        (HttpAnswer(200, {}, b"", 0), 2e6, "ok", "KV moves"),
+        (HttpAnswer(200, route("split"), b"", 0), 0.0, "error", "no KV moved"),
+        (HttpAnswer(200, {}, b"", 0), 0.0, "error", "no KV moved"),
+        (HttpAnswer(200, route("no prefill engine"), b"", 0), 0.0, "warning", "wasn't split"),
+        (HttpAnswer(401, {}, b"", 0), 0.0, "note", "asks for a key"),
+        (HttpAnswer(503, {}, b'{"error": {"message": "none"}}', 0), 0.0, "error", "503: none"),
         (None, 0.0, "error", "no answer"),
     ],
 )
@@ -433,7 +435,7 @@ def test_a_request_through_the_router_tells_whether_kv_moves(answer, moved, seve
 
 
 def test_without_disaggregation_an_answer_is_enough():
-    found = through.of_probe(Answer(200, {}, b"", 0), 0.0, strategy="unified", url="http://x:1")
+    found = through.of_probe(HttpAnswer(200, {}, b"", 0), 0.0, strategy="unified", url="http://x:1")
     assert found.severity == "ok"
 
 
@@ -444,8 +446,8 @@ def test_the_router_s_engines_and_a_request_that_moves_kv():
         router.headers = route("split")
         found = list(
             through.examine(
-                Server(router.url),
-                Server(router.url),
+                HttpServer(router.url),
+                HttpServer(router.url),
                 [target(engine, "decode")],
                 strategy="disaggregated",
             )
@@ -474,7 +476,7 @@ def test_engines_without_requests_are_told_with_the_router_s_reason():
 def test_a_router_that_is_none_is_an_error(nonsense):
     with Stub(_state=nonsense) as other:
         other.answers["/v1/models"] = nonsense
-        server = Server(other.url)
+        server = HttpServer(other.url)
         found = list(through.examine(server, server, [], strategy="unified"))
     assert found[-1].severity == "error"
     assert "got no answer" in found[-1].what

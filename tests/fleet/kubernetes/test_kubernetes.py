@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway import cli, config
 from headway.core.errors import SettingError
 from headway.fleet.kubernetes import kubernetes
-from headway.fleet.kubernetes.kubernetes import Options
+from headway.fleet.kubernetes.kubernetes import RenderOptions
 
 from .published import check
 
@@ -35,7 +35,7 @@ ONE = '[[pool]]\nname = "all"\nmodel = "org/model"\n'
 
 def rendered(text, **options):
     """The text and the manifests in it."""
-    written = kubernetes.render(config.parse(text, starts=True), Options(**options))
+    written = kubernetes.render(config.parse(text, starts=True), RenderOptions(**options))
     return written, list(yaml.load_all(written, Loader=yaml.CSafeLoader))
 
 

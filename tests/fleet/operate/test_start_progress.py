@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headway.fleet.operate import display, start_progress
 from headway.fleet.operate.display import Row
 from headway.fleet.operate.logs import Tail, end_of, last_lines
-from headway.fleet.operate.start_progress import PHASES, Progress, after
+from headway.fleet.operate.start_progress import PHASES, StartProgress, after
 
 CPU_START = """\
 (APIServer pid=5622) INFO 11-29 22:54:36 [model.py:733] Resolved architecture: LlamaForCausalLM
@@ -42,7 +42,7 @@ INFO:     Application startup complete.
 
 def phases(log):
     """What is shown as the log grows line by line, without repetitions."""
-    now, shown = Progress(), ["starting"]
+    now, shown = StartProgress(), ["starting"]
     for line in log.splitlines(keepends=True):
         now = after(now, line)
         if str(now) != shown[-1]:
@@ -77,12 +77,12 @@ def test_a_start_on_gpus_with_workers_at_different_points():
 
 def test_a_bar_that_draws_itself_anew_is_read_to_its_last_state():
     bar = "\r".join(f"Loading safetensors checkpoint shards: {n}% Completed" for n in (10, 40, 70))
-    assert str(after(Progress(), bar)) == "loading 70%"
+    assert str(after(StartProgress(), bar)) == "loading 70%"
 
 
 @given(st.lists(st.sampled_from((CPU_START + GPU_START).splitlines()), max_size=30))
 def test_a_start_never_goes_back(lines):
-    now = Progress()
+    now = StartProgress()
     for line in lines:
         later = after(now, line)
         assert PHASES.index(later.phase) >= PHASES.index(now.phase)
@@ -91,7 +91,7 @@ def test_a_start_never_goes_back(lines):
 
 @given(st.text(max_size=200))
 def test_any_text_can_be_read(text):
-    assert after(Progress(), text).phase in PHASES
+    assert after(StartProgress(), text).phase in PHASES
 
 
 # Logs

@@ -24,18 +24,18 @@ from headway.fleet.supervise.states import (
     Go,
     Hung,
     Idle,
-    Limits,
+    LifecycleLimits,
+    LifecycleState,
     Lost,
     Ready,
     Restart,
     Start,
-    State,
     Stop,
     Tick,
     Undrain,
 )
 
-LIMITS = Limits(start_s=100.0, drain_s=30.0, stop_s=40.0)
+LIMITS = LifecycleLimits(start_s=100.0, drain_s=30.0, stop_s=40.0)
 EVENTS = [
     Start(),
     Go(),
@@ -100,10 +100,10 @@ class World:
         life = self.life
         assert self.alive is (life.state in RUNNING)
         assert self.router_open is life.open
-        assert life.open is (life.state is State.READY and not life.held)
-        timeless = OVER | {State.READY, State.QUEUED}
+        assert life.open is (life.state is LifecycleState.READY and not life.held)
+        timeless = OVER | {LifecycleState.READY, LifecycleState.QUEUED}
         assert (life.until_s is None) is (life.state in timeless)
-        if life.state is State.FAILED:
+        if life.state is LifecycleState.FAILED:
             assert life.reason
 
 
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
     def exit(self, status):
         self.world.on(Exited(status, "it broke"))
 
-    @precondition(lambda self: self.world.life.state is State.QUEUED)
+    @precondition(lambda self: self.world.life.state is LifecycleState.QUEUED)
     @rule()
     def go(self):
         self.world.on(Go())
@@ -150,7 +150,11 @@ class Machine(RuleBasedStateMachine):
     @rule(event=st.sampled_from([Exited(1, "x"), Go()]))
     def what_cannot_be(self, event):
         life = self.world.life
-        if life.state in RUNNING if isinstance(event, Exited) else life.state is State.QUEUED:
+        if (
+            life.state in RUNNING
+            if isinstance(event, Exited)
+            else life.state is LifecycleState.QUEUED
+        ):
             return
         before = vars(life).copy()
         with pytest.raises(LifeError):
@@ -172,14 +176,14 @@ def test_a_stop_ends_it_in_bounded_time_and_nothing_starts_it_again(events, forc
     """The process ignores everything but a kill, which it obeys at the second try."""
     world = World()
     for event in events:
-        possible = {Exited: world.alive, Go: world.life.state is State.QUEUED}
+        possible = {Exited: world.alive, Go: world.life.state is LifecycleState.QUEUED}
         if possible.get(type(event), True):
             world.on(event)
         world.now_s += 1.0
     world.on(Stop(force=force))
     start_s, launches = world.now_s, world.launches
     kills = 0
-    while world.life.state is not State.STOPPED:
+    while world.life.state is not LifecycleState.STOPPED:
         if world.asked.count(Action.KILL) >= 2:
             world.on(Exited(137, "killed"))
             continue
@@ -239,7 +243,7 @@ def test_three_failed_starts_in_a_row_are_enough_and_the_cause_stays():
         world.on(Exited(1, "no such model"))
         if world.life.until_s is not None:
             world.wait()
-    assert (world.life.state, world.life.reason) == (State.FAILED, "no such model")
+    assert (world.life.state, world.life.reason) == (LifecycleState.FAILED, "no such model")
     assert world.launches == STARTS
 
 
@@ -248,10 +252,10 @@ def test_one_failed_start_is_enough_where_its_cause_lasts():
     world.on(Start())
     world.on(Go())
     world.on(Exited(1, "no such model", lasting=True))
-    assert (world.life.state, world.life.reason) == (State.FAILED, "no such model")
+    assert (world.life.state, world.life.reason) == (LifecycleState.FAILED, "no such model")
     assert world.launches == 1
     world.on(Restart())
-    assert world.life.state is State.QUEUED
+    assert world.life.state is LifecycleState.QUEUED
 
 
 def test_what_was_ready_once_is_tried_again_whatever_its_cause():
@@ -259,7 +263,7 @@ def test_what_was_ready_once_is_tried_again_whatever_its_cause():
     world = World()
     world.up()
     world.on(Exited(1, "a disk is full", lasting=True))
-    assert world.life.state is State.BACKOFF
+    assert world.life.state is LifecycleState.BACKOFF
 
 
 def test_a_start_that_took_too_long_may_go_better_next_time():
@@ -269,7 +273,7 @@ def test_a_start_that_took_too_long_may_go_better_next_time():
     world.on(Go())
     world.wait()
     world.on(Exited(137, "whatever it was at", lasting=True))
-    assert world.life.state is State.BACKOFF
+    assert world.life.state is LifecycleState.BACKOFF
 
 
 def test_an_engine_that_was_ready_once_is_tried_for_ever():
@@ -279,7 +283,7 @@ def test_an_engine_that_was_ready_once_is_tried_for_ever():
         world.on(Exited(1, "it broke"))
         world.wait()
         world.on(Go())
-    assert world.life.state is State.STARTING
+    assert world.life.state is LifecycleState.STARTING
 
 
 def test_a_restart_by_the_operator_counts_failures_anew():
@@ -293,9 +297,9 @@ def test_a_restart_by_the_operator_counts_failures_anew():
         world.on(Exited(1, "a bad flag"))
         if world.life.until_s is not None:
             world.wait()
-    assert world.life.state is State.FAILED
+    assert world.life.state is LifecycleState.FAILED
     world.on(Restart())
-    assert world.life.state is State.QUEUED
+    assert world.life.state is LifecycleState.QUEUED
 
 
 def test_a_start_that_takes_too_long_is_a_failed_start():
@@ -304,7 +308,7 @@ def test_a_start_that_takes_too_long_is_a_failed_start():
     world.on(Go())
     assert world.wait() == (Action.KILL,)
     world.on(Exited(137, "killed"))
-    assert world.life.state is State.BACKOFF
+    assert world.life.state is LifecycleState.BACKOFF
     assert world.life.reason == "not ready within 100 s"
 
 
@@ -325,7 +329,7 @@ def test_what_runs_may_end_before_the_engine_does(event):
     world = World()
     world.up()
     assert world.on(event) == (Action.CLOSE,)
-    assert world.life.state is State.DRAINING
+    assert world.life.state is LifecycleState.DRAINING
     assert world.on(Idle()) == (Action.TERMINATE,)
 
 
@@ -344,4 +348,4 @@ def test_a_crash_while_it_drains_for_a_restart_needs_no_backoff():
     world.up()
     world.on(Restart())
     world.on(Exited(1, "it broke"))
-    assert world.life.state is State.QUEUED
+    assert world.life.state is LifecycleState.QUEUED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.fleet.net.http_async import exchange
-from headway.fleet.supervise.probes import EngineProbe, Look, Progress, parse_metrics
+from headway.fleet.supervise.probes import EngineProbe, Look, WorkProgress, parse_metrics
 
 METRICS = b"""\
 # HELP vllm:num_requests_running Number of requests
@@ -35,7 +35,7 @@ def test_work_is_what_runs_and_waits_and_moves_is_what_steps_change():
 
 
 def test_an_engine_with_work_that_does_not_move_hangs():
-    progress = Progress(60)
+    progress = WorkProgress(60)
     for now_s in range(0, 60, 5):
         assert progress.observe(Look(200, 3, (1.0,)), now_s) is None
     assert progress.observe(Look(200, 3, (1.0,)), 60) == (
@@ -45,7 +45,7 @@ def test_an_engine_with_work_that_does_not_move_hangs():
 
 @given(st.lists(st.sampled_from(["moves", "idle"]), min_size=1, max_size=200))
 def test_one_that_moves_or_has_nothing_to_do_never_hangs(looks):
-    progress = Progress(60)
+    progress = WorkProgress(60)
     moved = 0.0
     for count, look in enumerate(looks):
         moved += look == "moves"
@@ -55,13 +55,13 @@ def test_one_that_moves_or_has_nothing_to_do_never_hangs(looks):
 
 
 def test_a_prompt_longer_than_the_limit_moves_the_kv_cache_and_so_does_not_hang():
-    progress = Progress(60)
+    progress = WorkProgress(60)
     for step in range(100):
         assert progress.observe(Look(200, 1, (0.0, step / 100)), step * 5.0) is None
 
 
 def test_work_that_begins_after_idle_hours_has_the_whole_time():
-    progress = Progress(60)
+    progress = WorkProgress(60)
     progress.observe(Look(200, 0, (1.0,)), 0)
     progress.observe(Look(200, 0, (1.0,)), 9000)
     assert progress.observe(Look(200, 1, (1.0,)), 9005) is None
@@ -70,7 +70,7 @@ def test_work_that_begins_after_idle_hours_has_the_whole_time():
 
 
 def test_health_that_is_not_answered_is_a_hang_and_missing_metrics_are_not():
-    progress = Progress(60)
+    progress = WorkProgress(60)
     assert progress.observe(Look(200), 0) is None
     assert progress.observe(Look(200), 1000) is None
     assert progress.observe(Look(None), 1030) is None
@@ -85,7 +85,7 @@ UNKNOWN = Look(200, 0, (1.0,), 1, 120.0)
 @pytest.mark.parametrize("look", [SILENT, STILL, UNKNOWN], ids=["silent", "still", "unknown"])
 def test_one_that_may_be_computing_a_request_has_as_long_as_the_request(look):
     """A first compilation, or a huge prompt in one step: 75 s without a sign, and 60 allowed."""
-    progress = Progress(60)
+    progress = WorkProgress(60)
     progress.observe(Look(200, 1, (1.0,), 1, 120.0), 0)
     for now_s in range(5, 120, 5):
         assert progress.observe(look, now_s) is None
@@ -95,7 +95,7 @@ def test_one_that_may_be_computing_a_request_has_as_long_as_the_request(look):
 
 @pytest.mark.parametrize("look", [SILENT, STILL], ids=["silent", "still"])
 def test_one_whose_requests_have_been_given_up_has_no_more_time(look):
-    progress = Progress(60)
+    progress = WorkProgress(60)
     progress.observe(Look(200, 1, (1.0,), 1, 120.0), 0)
     assert progress.observe(look, 75) is None
     given_up = dataclasses.replace(look, routed=0, patience_s=0.0)
@@ -103,7 +103,7 @@ def test_one_whose_requests_have_been_given_up_has_no_more_time(look):
 
 
 def test_requests_that_only_the_router_knows_of_raise_a_doubt():
-    progress = Progress(60)
+    progress = WorkProgress(60)
     progress.observe(Look(200, 0, (1.0,), 0), 0)
     assert progress.observe(Look(200, 0, (1.0,), 2), 59) is None
     assert not progress.doubtful

@@ -34,7 +34,7 @@ class HealthState(StrEnum):
     EJECTED = "ejected"
 
 
-class Check(Enum):
+class HealthCheck(Enum):
     """What one check found."""
 
     PASSED = auto()
@@ -46,7 +46,7 @@ class Check(Enum):
 
 
 _USABLE: Final = (HealthState.WELL, HealthState.DEGRADED)
-_FAILED: Final = (Check.SILENT, Check.DEAD)
+_FAILED: Final = (HealthCheck.SILENT, HealthCheck.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +62,28 @@ class EngineHealth:
         """Whether requests may go there, be it as a last resort."""
         return self.state in _USABLE
 
-    def after(self, check: Check, *, fails: int, passes: int) -> Self:
+    def after(self, check: HealthCheck, *, fails: int, passes: int) -> Self:
         """What it is after another check.
 
         fails, passes: in a row, to lose confidence in it and to regain it once it was ejected.
         """
         failed = self.failed + 1 if check in _FAILED else 0
-        passed = self.passed + 1 if check is Check.PASSED else 0
+        passed = self.passed + 1 if check is HealthCheck.PASSED else 0
         state = self._next(check, failing=failed >= fails, passing=passed >= passes)
         return type(self)(state, failed, passed)
 
-    def _next(self, check: Check, *, failing: bool, passing: bool) -> HealthState:
+    def _next(self, check: HealthCheck, *, failing: bool, passing: bool) -> HealthState:
         if self.state is HealthState.EJECTED:
             return HealthState.WELL if passing else HealthState.EJECTED
-        if check is Check.PASSED:
+        if check is HealthCheck.PASSED:
             return HealthState.WELL
         if self.state is HealthState.STARTING:
             return HealthState.STARTING
-        if check is Check.PROGRESS:
+        if check is HealthCheck.PROGRESS:
             return HealthState.WELL
         if not failing:
             return self.state
-        return HealthState.EJECTED if check is Check.DEAD else HealthState.DEGRADED
+        return HealthState.EJECTED if check is HealthCheck.DEAD else HealthState.DEGRADED
 
     def expected(self) -> Self:
         """Somebody who knows says that it is up: one good check is enough."""

@@ -23,10 +23,10 @@ from headway.fleet.doctor import engines as live
 from headway.fleet.doctor import installation
 from headway.fleet.doctor import machine as surroundings
 from headway.fleet.doctor import router as through
-from headway.fleet.doctor.engines import Target
+from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding, summary, tell
 from headway.fleet.errors import FleetError
-from headway.fleet.net.http_sync import Server
+from headway.fleet.net.http_sync import HttpServer
 from headway.fleet.operate import control_socket
 from headway.fleet.operate.state_dir import Home
 from headway.fleet.plan import compatibility
@@ -140,14 +140,14 @@ def of_fleet(
         return
     engines = live.targets(config, _engine_key(config), policies)
     asked = [engine for engine in engines if engine.name not in absent]
-    yield from _routed(config, Server(str(status["admin"])), str(status["endpoint"]), asked)
+    yield from _routed(config, HttpServer(str(status["admin"])), str(status["endpoint"]), asked)
 
 
 def of_elsewhere(config: Config, policies: Mapping[str, str | None]) -> Iterator[Finding]:
     """Engines that the file says run elsewhere, and a router with this file, if there is one."""
     engines = live.targets(config, _engine_key(config), policies)
     router = config.router
-    admin = Server(f"http://127.0.0.1:{router.admin_port}")
+    admin = HttpServer(f"http://127.0.0.1:{router.admin_port}")
     if not engines:
         said = "the fleet doesn't run, so its engines weren't asked"
         yield Finding("note", live.ABOUT, said, "headway up, then run this again")
@@ -162,12 +162,12 @@ def of_elsewhere(config: Config, policies: Mapping[str, str | None]) -> Iterator
 
 
 def _routed(
-    config: Config, admin: Server, endpoint: str, engines: Sequence[Target]
+    config: Config, admin: HttpServer, endpoint: str, engines: Sequence[EngineTarget]
 ) -> Iterator[Finding]:
     """The engines that a router has, and the router."""
     yield from live.examine(engines)
     # No certificate names the address it is asked at.
-    server = Server(_reachable(endpoint), os.environ.get(through.CLIENT_KEY), verify=False)
+    server = HttpServer(_reachable(endpoint), os.environ.get(through.CLIENT_KEY), verify=False)
     yield from through.examine(admin, server, engines, strategy=config.router.strategy)
 
 

@@ -15,7 +15,7 @@ from headway.config import Config
 from headway.config.fleet import STOCK
 from headway.fleet.doctor.finding import Finding, Severity
 from headway.fleet.net.fallback import NO_FAULTS, Fallback
-from headway.fleet.net.http_sync import Answer, Server
+from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 
 ABOUT: Final = "engines"
 ASK_S: Final = 5.0
@@ -30,12 +30,12 @@ _KV_BYTES: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EngineTarget:
     """An engine to ask. policy: of its pool, None where it isn't known."""
 
     name: str
     role: str
-    server: Server
+    server: HttpServer
     policy: str | None = None
 
 
@@ -49,7 +49,7 @@ class Facts:
     steered: whether headway's scheduler counts its steps. fallback: those it left to vLLM.
     """
 
-    target: Target
+    target: EngineTarget
     health: int | None
     version: str = ""
     models: tuple[str, ...] = ()
@@ -63,13 +63,13 @@ class Facts:
 
 def targets(
     config: Config, key: str | None, policies: Mapping[str, str | None]
-) -> tuple[Target, ...]:
+) -> tuple[EngineTarget, ...]:
     """The engines in a router's file. key: that they ask for. policies: of pools, where known."""
     return tuple(
-        Target(
+        EngineTarget(
             f"{pool.name}/{address.authority}",
             pool.role,
-            Server(str(address), key),
+            HttpServer(str(address), key),
             policies.get(pool.name),
         )
         for pool in config.pools
@@ -77,7 +77,7 @@ def targets(
     )
 
 
-def examine(asked: Sequence[Target]) -> Iterator[Finding]:
+def examine(asked: Sequence[EngineTarget]) -> Iterator[Finding]:
     """All engines and what pairs of them need."""
     if not asked:
         return
@@ -88,7 +88,7 @@ def examine(asked: Sequence[Target]) -> Iterator[Finding]:
     yield from of_pairs(facts)
 
 
-def look(target: Target) -> Facts:
+def look(target: EngineTarget) -> Facts:
     """Ask an engine. A token is generated: its scheduler counts nothing before it has a step."""
     server = target.server
     health = server.get("/health", ASK_S)
@@ -113,7 +113,7 @@ def look(target: Target) -> Facts:
     )
 
 
-def _generate(server: Server, model: str) -> str:
+def _generate(server: HttpServer, model: str) -> str:
     """Have a token generated; why that failed, or nothing."""
     body = {"model": model, "prompt": "1 2 3", "max_tokens": 1, "temperature": 0}
     answer = server.post("/v1/completions", body, _GENERATE_S)
@@ -127,7 +127,7 @@ def dicts(listed: object) -> list[dict[str, Any]]:
     return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
 
 
-def message(answer: Answer) -> str:
+def message(answer: HttpAnswer) -> str:
     """What an error's body says, on one short line."""
     said = answer.json()
     error = said.get("error") if isinstance(said, dict) else None
@@ -135,19 +135,19 @@ def message(answer: Answer) -> str:
     return " ".join(str(text or answer.body.decode("utf-8", "replace")).split())[:200]
 
 
-def _field(answer: Answer | None, name: str) -> Any:
+def _field(answer: HttpAnswer | None, name: str) -> Any:
     said = answer.json() if answer and answer.status == 200 else None
     return said.get(name) if isinstance(said, dict) else None
 
 
-def skew_s(answer: Answer) -> float | None:
+def skew_s(answer: HttpAnswer) -> float | None:
     """How far the server's clock is ahead of ours, seconds; it tells whole seconds only."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
         return parsedate_to_datetime(answer.headers["date"]).timestamp() + 0.5 - answer.at_s
     return None
 
 
-def kv_bytes(asked: Sequence[Target]) -> float:
+def kv_bytes(asked: Sequence[EngineTarget]) -> float:
     """KV that these engines have received."""
     total = 0.0
     for target in asked:

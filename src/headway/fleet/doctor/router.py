@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from headway.fleet.doctor import engines as live
-from headway.fleet.doctor.engines import Target
+from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding
-from headway.fleet.net.http_sync import Answer, Server
+from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 
 ABOUT: Final = "router"
 CLIENT_KEY: Final = "OPENAI_API_KEY"
@@ -21,12 +21,12 @@ _AGAIN_S: Final = 0.5
 
 
 def examine(
-    admin: Server,
-    server: Server,
-    engines: Sequence[Target],
+    admin: HttpServer,
+    server: HttpServer,
+    engines: Sequence[EngineTarget],
     *,
     strategy: str,
-    kv_bytes: Callable[[Sequence[Target]], float] = live.kv_bytes,
+    kv_bytes: Callable[[Sequence[EngineTarget]], float] = live.kv_bytes,
 ) -> Iterator[Finding]:
     """The router's own view, then a request through it.
 
@@ -67,7 +67,7 @@ def of_state(state: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("ok", ABOUT, f"sends requests to every engine ({len(engines)})")
 
 
-def probe(server: Server) -> Answer | None:
+def probe(server: HttpServer) -> HttpAnswer | None:
     """The answer to a request whose prompt no cache has; None without one."""
     listed = server.get("/v1/models", live.ASK_S)
     if listed is None or listed.status != 200:
@@ -82,7 +82,7 @@ def probe(server: Server) -> Answer | None:
     return server.post("/v1/completions", body, _PROBE_S)
 
 
-def of_probe(answer: Answer | None, moved: float, *, strategy: str, url: str) -> Finding:
+def of_probe(answer: HttpAnswer | None, moved: float, *, strategy: str, url: str) -> Finding:
     """The finding from a request through the router.
 
     moved: bytes of KV that engines received meanwhile.
@@ -115,7 +115,9 @@ def _of_kv(route: str, moved: float) -> Finding:
 
 
 def _moved(
-    engines: Sequence[Target], before: float, kv_bytes: Callable[[Sequence[Target]], float]
+    engines: Sequence[EngineTarget],
+    before: float,
+    kv_bytes: Callable[[Sequence[EngineTarget]], float],
 ) -> float:
     """What the engines have received since; waits a little until it shows."""
     deadline_s = time.monotonic() + _COUNTED_S

@@ -2,7 +2,7 @@
 
 Entry point for the command line:
 
-    render(config: headway.config.Config, options: Options) -> str
+    render(config: headway.config.Config, options: RenderOptions) -> str
 
 It takes the file as loaded (with `starts=True`), not a FleetSpec: what this machine has says
 nothing of the cluster, so the engines are planned here, as if there were devices enough.
@@ -20,7 +20,7 @@ from typing import Final
 from headway import config as settings
 from headway.core.errors import SettingError
 from headway.fleet.kubernetes import block_yaml, pods
-from headway.fleet.kubernetes.manifests import Objects, Pool
+from headway.fleet.kubernetes.manifests import Objects, PoolWorkload
 from headway.fleet.plan import compatibility, router_file
 from headway.fleet.plan.plan import plan
 from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
@@ -46,7 +46,7 @@ def _default_image() -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class RenderOptions:
     """What the file doesn't say.
 
     image: with vLLM and headway in it; docs/kubernetes.md has its three lines.
@@ -61,7 +61,7 @@ class Options:
     gpus_per_node: int = 8
 
 
-def render(config: settings.Config, options: Options) -> str:
+def render(config: settings.Config, options: RenderOptions) -> str:
     """The manifests, as a stream of YAML documents for `kubectl apply -f -`.
 
     Raises SettingError for what can't run in a cluster, ConfigError for pairs of pools that can't
@@ -96,7 +96,7 @@ def render(config: settings.Config, options: Options) -> str:
     return _head(spec, pools, config, fleet) + block_yaml.documents(made)
 
 
-def _check(options: Options) -> None:
+def _check(options: RenderOptions) -> None:
     if not options.image or any(map(str.isspace, options.image)):
         raise SettingError("--image", f"{options.image!r} is no image's name; use repository:tag")
     name = options.namespace
@@ -108,7 +108,7 @@ def _check(options: Options) -> None:
         raise SettingError("--cpus", f"{options.cpus} is out of range; use 1 or more")
 
 
-def _pools(spec: FleetSpec, fleet: str, options: Options) -> Iterator[Pool]:
+def _pools(spec: FleetSpec, fleet: str, options: RenderOptions) -> Iterator[PoolWorkload]:
     taken = {f"{fleet}-router"}
     for index, pool in enumerate(spec.config.pools):
         engines = [engine for engine in spec.engines if engine.pool == pool.name]
@@ -124,7 +124,7 @@ def _pools(spec: FleetSpec, fleet: str, options: Options) -> Iterator[Pool]:
             raise SettingError(f"{key}.name", said)
         taken.add(name)
         nodes = 1 if options.cpus else _nodes(engines[0], options.gpus_per_node, key)
-        yield Pool(name=name, engine=engines[0], replicas=len(engines), nodes=nodes)
+        yield PoolWorkload(name=name, engine=engines[0], replicas=len(engines), nodes=nodes)
 
 
 def _nodes(engine: EngineSpec, gpus_per_node: int, key: str) -> int:
@@ -151,7 +151,7 @@ def _object_name(name: str, key: str) -> str:
     return formed
 
 
-def _addresses(pool: Pool) -> tuple[Address, ...]:
+def _addresses(pool: PoolWorkload) -> tuple[Address, ...]:
     return tuple(
         Address(host=host, port=pods.HTTP_PORT, side_port=pods.SIDE_PORT) for host in pool.hosts()
     )
@@ -195,7 +195,9 @@ def _files(router: settings.Router) -> dict[pathlib.Path, pathlib.Path]:
     return {path: pathlib.Path(pods.FILES, name) for name, path in named.items()}
 
 
-def _head(spec: FleetSpec, pools: Sequence[Pool], config: settings.Config, fleet: str) -> str:
+def _head(
+    spec: FleetSpec, pools: Sequence[PoolWorkload], config: settings.Config, fleet: str
+) -> str:
     """What whoever applies the manifests has to know, as comments."""
     router = config.router
     lines = [

@@ -21,7 +21,7 @@ _ROLE: Final = "headway/role"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PoolWorkload:
     """Engines that differ in their number only.
 
     name: of its objects. nodes: that each engine spans.
@@ -46,7 +46,7 @@ class Objects:
         self._where = {"namespace": namespace} if namespace else {}
 
     def all(
-        self, pools: Sequence[Pool], router_file: str, router_port: int
+        self, pools: Sequence[PoolWorkload], router_file: str, router_port: int
     ) -> list[tuple[str, Manifest]]:
         """Every object, with a line about it.
 
@@ -71,7 +71,7 @@ class Objects:
             ("scraping the router", self._monitor("router")),
         ]
 
-    def _headless(self, pool: Pool) -> Manifest:
+    def _headless(self, pool: PoolWorkload) -> Manifest:
         labels = self._labels("engine", pool)
         return self._object(
             *("v1", "Service", pool.name, labels),
@@ -87,7 +87,7 @@ class Objects:
             },
         )
 
-    def _stateful_set(self, pool: Pool) -> Manifest:
+    def _stateful_set(self, pool: PoolWorkload) -> Manifest:
         labels = self._labels("engine", pool)
         return self._object(
             *("apps/v1", "StatefulSet", pool.name, labels),
@@ -101,7 +101,7 @@ class Objects:
             },
         )
 
-    def _leader_workers(self, pool: Pool) -> Manifest:
+    def _leader_workers(self, pool: PoolWorkload) -> Manifest:
         """Its controller makes the headless Service."""
         shape, engine, nodes = self._shape, pool.engine, pool.nodes
         labels = self._labels("engine", pool)
@@ -168,7 +168,7 @@ class Objects:
         metadata: Manifest = {"name": name, **self._where, "labels": labels}
         return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
 
-    def _labels(self, component: str, pool: Pool | None = None) -> dict[str, str]:
+    def _labels(self, component: str, pool: PoolWorkload | None = None) -> dict[str, str]:
         labels = {
             "app.kubernetes.io/name": "headway",
             "app.kubernetes.io/instance": self._shape.fleet,
@@ -177,7 +177,7 @@ class Objects:
         return labels | ({_POOL: pool.engine.pool} if pool else {})
 
 
-def _role(pool: Pool) -> dict[str, str]:
+def _role(pool: PoolWorkload) -> dict[str, str]:
     """Not among what selects pods, which can't be changed afterwards."""
     return {_ROLE: pool.engine.role}
 

@@ -9,14 +9,16 @@ _LIMIT_BYTES: Final = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer."""
 
     status: int
     body: bytes
 
 
-async def exchange(method: str, url: str, timeout_s: float, content: bytes = b"") -> Reply | None:
+async def exchange(
+    method: str, url: str, timeout_s: float, content: bytes = b""
+) -> HttpReply | None:
     """The answer to a request, with JSON for its body; None where there is none in time.
 
     Raises ConnectionError where nobody listens.
@@ -45,7 +47,7 @@ async def exchange(method: str, url: str, timeout_s: float, content: bytes = b""
         return None
 
 
-async def _answer(reader: asyncio.StreamReader) -> Reply:
+async def _answer(reader: asyncio.StreamReader) -> HttpReply:
     """The answer, as soon as all of it is there. Raises ValueError where it isn't one."""
     data = b""
     while len(data) < _LIMIT_BYTES:
@@ -59,7 +61,7 @@ async def _answer(reader: asyncio.StreamReader) -> Reply:
     raise ValueError("the answer broke off, or is too long")
 
 
-def _reply(data: bytes, *, ended: bool) -> Reply | None:
+def _reply(data: bytes, *, ended: bool) -> HttpReply | None:
     """The parsed answer, None where some of it is missing. ended: nothing more will come."""
     head, separator, body = data.partition(b"\r\n\r\n")
     if not separator:
@@ -75,7 +77,7 @@ def _reply(data: bytes, *, ended: bool) -> Reply | None:
     elif "content-length" in named:
         size = int(named["content-length"])
         whole = body[:size] if len(body) >= size else None
-    return None if whole is None else Reply(int(rest[:3]), whole)
+    return None if whole is None else HttpReply(int(rest[:3]), whole)
 
 
 def _joined(data: bytes) -> bytes | None:

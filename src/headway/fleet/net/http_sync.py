@@ -14,7 +14,7 @@ _PIECE_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer. headers: names in lower case. at_s: Unix time halfway between asking and it."""
 
     status: int
@@ -31,22 +31,24 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class HttpServer:
     """Whom to ask. key: sent as a bearer token. verify: of TLS, whether its name must be right."""
 
     url: str
     key: str | None = None
     verify: bool = True
 
-    def get(self, path: str, timeout_s: float) -> Answer | None:
+    def get(self, path: str, timeout_s: float) -> HttpAnswer | None:
         """The answer to a GET; None where there is none in time."""
         return self._ask("GET", path, None, timeout_s)
 
-    def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Answer | None:
+    def post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> HttpAnswer | None:
         """The answer to a POST of JSON; None where there is none in time."""
         return self._ask("POST", path, json.dumps(body).encode(), timeout_s)
 
-    def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> Answer | None:
+    def _ask(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> HttpAnswer | None:
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -65,7 +67,7 @@ class Server:
         finally:
             connection.close()
         named = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, named, received, at_s)
+        return HttpAnswer(response.status, named, received, at_s)
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         address = urlsplit(self.url)

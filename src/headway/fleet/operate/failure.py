@@ -87,7 +87,7 @@ def cause(log: str, status: int | None = None) -> Cause:
 
     log: the text or its end. status: the exit status, 128 + n after signal n; None if unknown.
     """
-    lines = [_Line.of(line) for line in logs.lines(log)]
+    lines = [_LogLine.of(line) for line in logs.lines(log)]
     errors = [error for error in _errors(lines) if not _CONSEQUENCE.search(str(error))]
     for last in reversed(errors):
         # Of a chain, what is known best: its last error may say less than what it came of.
@@ -99,7 +99,7 @@ def cause(log: str, status: int | None = None) -> Cause:
     return Cause(_unexplained(lines, status))
 
 
-def _unexplained(lines: Iterable["_Line"], status: int | None) -> str:
+def _unexplained(lines: Iterable["_LogLine"], status: int | None) -> str:
     """How it ended, where nothing in its log tells of an error."""
     if status == _SIGKILL:
         return (
@@ -111,7 +111,7 @@ def _unexplained(lines: Iterable["_Line"], status: int | None) -> str:
     return f"{how}; its last words: {_cut(last[-1])}" if last else f"{how} without a word"
 
 
-class _Line(NamedTuple):
+class _LogLine(NamedTuple):
     """process: as vLLM names it, "" if it doesn't. level: None where no logger wrote it."""
 
     process: str
@@ -130,10 +130,10 @@ class _Line(NamedTuple):
         return not self.text[:1].strip()
 
 
-def _errors(lines: Iterable[_Line]) -> Iterator[_Error]:
+def _errors(lines: Iterable[_LogLine]) -> Iterator[_Error]:
     """What went wrong, in the log's order. Processes' lines may be mixed."""
     in_traceback: set[str] = set()
-    told: dict[str, list[_Line]] = {}  # by process: an exception's line and what follows it
+    told: dict[str, list[_LogLine]] = {}  # by process: an exception's line and what follows it
     before: dict[str, _Error] = {}  # by process: what its next exception comes of
     for line in lines:
         process = line.process
@@ -157,7 +157,7 @@ def _errors(lines: Iterable[_Line]) -> Iterator[_Error]:
         yield _exception(exception, before.get(process))
 
 
-def _continues(exception: list[_Line], line: _Line) -> bool:
+def _continues(exception: list[_LogLine], line: _LogLine) -> bool:
     """Whether a line may be a part of the exception's message."""
     return (
         line.level == exception[0].level
@@ -166,7 +166,7 @@ def _continues(exception: list[_Line], line: _Line) -> bool:
     )
 
 
-def _exception(lines: list[_Line], came_of: _Error | None) -> _Error:
+def _exception(lines: list[_LogLine], came_of: _Error | None) -> _Error:
     first, *more = (line.text.strip() for line in lines)
     further = " ".join(filter(None, more))
     named = _NAMED.match(first)

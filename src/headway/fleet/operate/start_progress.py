@@ -32,7 +32,7 @@ _SIGNS: Final = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StartProgress:
     """phase: one of `PHASES`. percent: of the phase, None where vLLM doesn't say."""
 
     phase: str = STARTING
@@ -42,7 +42,7 @@ class Progress:
         return self.phase if self.percent is None else f"{self.phase} {self.percent}%"
 
 
-def after(progress: Progress, text: str) -> Progress:
+def after(progress: StartProgress, text: str) -> StartProgress:
     """How far it is when `text` was added to the log. A start never goes back: several processes
     write, and one may still load while another compiles.
     """
@@ -55,12 +55,12 @@ def after(progress: Progress, text: str) -> Progress:
     return progress
 
 
-def _told(phase: str, found: re.Match[str]) -> Progress:
+def _told(phase: str, found: re.Match[str]) -> StartProgress:
     percent = found.groupdict().get("percent")
-    return Progress(phase, None if percent is None else int(percent))
+    return StartProgress(phase, None if percent is None else int(percent))
 
 
-def _later(one: Progress, other: Progress) -> Progress:
+def _later(one: StartProgress, other: StartProgress) -> StartProgress:
     """The one that is further. In the same phase a new percentage counts: vLLM captures graphs,
     and loads drafts, in several passes.
     """

@@ -8,7 +8,7 @@ from typing import Any, Final
 from headway.fleet.operate import start_progress
 from headway.fleet.operate.display import Row
 from headway.fleet.operate.logs import Tail
-from headway.fleet.operate.start_progress import Progress
+from headway.fleet.operate.start_progress import StartProgress
 
 _SETTLED: Final = frozenset({"ready", "failed", "stopped"})
 
@@ -18,7 +18,7 @@ class Starts:
 
     def __init__(self) -> None:
         self._tails: dict[str, Tail] = {}
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, StartProgress] = {}
 
     def rows(self, engines: Sequence[Mapping[str, Any]]) -> list[Row]:
         """A row an engine. Reads what was added to the logs since the last time."""
@@ -41,7 +41,7 @@ class Starts:
         said = ""
         with contextlib.suppress(OSError):
             said = tail.read()
-        before = Progress() if tail.restarted else self._progress.get(name, Progress())
+        before = StartProgress() if tail.restarted else self._progress.get(name, StartProgress())
         now = self._progress[name] = start_progress.after(before, said)
         # Ready is who answers /health, and that is the supervisor's to say.
         return start_progress.PREPARING if now.phase == start_progress.READY else str(now)

@@ -118,7 +118,7 @@ def doing(engine: Mapping[str, Any]) -> str:
     if engine["state"] != "starting":
         return str(engine["state"])
     said = logs.end_of(Path(engine["log"]), logs.WHOLE_BYTES)
-    now = start_progress.after(start_progress.Progress(), said)
+    now = start_progress.after(start_progress.StartProgress(), said)
     # Ready is who answers /health, and that is the supervisor's to say.
     return start_progress.PREPARING if now.phase == start_progress.READY else str(now)
 

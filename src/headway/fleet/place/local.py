@@ -33,7 +33,7 @@ _STRAY_GRACE_S: Final = 4.0
 _POLL_S: Final = 0.05
 
 
-class Engine(Protocol):
+class EngineProcess(Protocol):
     """One run of an engine, wherever it runs."""
 
     @property
@@ -98,7 +98,7 @@ class Family:
 
 
 class LocalEngine:
-    """An `Engine` that is a process tree here.
+    """An `EngineProcess` that is a process tree here.
 
     lock: descriptor that the guard holds open until its end, to tell that something still runs.
     scratch: the folder for its scratch folders.

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from headway.fleet.errors import FleetError
 from headway.fleet.place import ports, start_order
-from headway.fleet.place.local import Engine, Family, LocalEngine
+from headway.fleet.place.local import EngineProcess, Family, LocalEngine
 from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
 
 HOST: Final = "127.0.0.1"
@@ -21,7 +21,7 @@ class Place(Protocol):
     def address(self) -> Address:
         """Where it listens, or would. Only `land` changes it."""
 
-    def engine(self) -> Engine:
+    def engine(self) -> EngineProcess:
         """A new run. The one before it is over."""
 
     async def land(self, spec: EngineSpec) -> None:
@@ -100,7 +100,7 @@ class LocalPlace:
         port, side_port = (held.number for held in self._ports)
         self.address = Address(host=HOST, port=port, side_port=side_port)
 
-    def engine(self) -> Engine:
+    def engine(self) -> EngineProcess:
         return LocalEngine(self._family, self._scratch, lock=self._lock)
 
     async def land(self, spec: EngineSpec) -> None:

@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import (
 from headway.engine.command import EngineCommand
 from headway.fleet.errors import FleetError
 from headway.fleet.place import ports
-from headway.fleet.place.local import Engine, anew
+from headway.fleet.place.local import EngineProcess, anew
 from headway.fleet.place.placement import HOST, Place
 from headway.fleet.place.ray_actor import Actor
 from headway.fleet.place.ray_agent import LOST
@@ -105,7 +105,7 @@ class RayPlace:
         self._spread = False
         self._given_up = asyncio.Event()
 
-    def engine(self) -> Engine:
+    def engine(self) -> EngineProcess:
         self._given_up.clear()
         return RayEngine(self)
 
@@ -189,7 +189,7 @@ class RayPlace:
 
 
 class RayEngine:
-    """`Engine` on the node where its place has landed."""
+    """`EngineProcess` on the node where its place has landed."""
 
     def __init__(self, place: RayPlace) -> None:
         self._place = place

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from headway.engine.command import EngineCommand, Wish, build
+from headway.engine.command import EngineCommand, EngineWish, build
 from headway.fleet.plan import vllm_flags
 from headway.fleet.plan.devices import split
 from headway.fleet.plan.spec import Address, EngineSpec, Machine
@@ -33,7 +33,7 @@ def engine_command(
 
     Raises SettingError for batching settings that contradict one another.
     """
-    wish = Wish(
+    wish = EngineWish(
         model=model_path,
         bundled=bundled.NAME if engine.model is None else None,
         batching=engine.batching,

@@ -15,8 +15,8 @@ from headway.fleet.place.placement import Place, Placement
 from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
 from headway.fleet.supervise.probes import LOOK_S, EngineProbe
 from headway.fleet.supervise.router_link import RouterLink
-from headway.fleet.supervise.runner import Duties, Keeper
-from headway.fleet.supervise.states import OVER, Go, Limits, State
+from headway.fleet.supervise.runner import Duties, Runner
+from headway.fleet.supervise.states import OVER, Go, LifecycleLimits, LifecycleState
 
 _STOP_S: Final = 60.0
 """What a stop may take that its guard should end sooner."""
@@ -49,7 +49,7 @@ class Member:
     def __init__(self, spec: EngineSpec, place: Place) -> None:
         self.spec = spec
         self.place = place
-        self.keeper: Keeper
+        self.keeper: Runner
         self.said = ""
 
     @property
@@ -93,12 +93,12 @@ class Members:
         """An engine, in a place of its own; it waits for Start."""
         member = Member(spec, self._placement.place(spec.name))
         self.by_name[spec.name] = member
-        limits = Limits(
+        limits = LifecycleLimits(
             start_s=self._spec.start_timeout_s,
             drain_s=self._spec.drain_s,
             stop_s=_STOP_S + FORCE_GRACE_S,
         )
-        member.keeper = Keeper(limits, self._duties(member), self._making.look_s)
+        member.keeper = Runner(limits, self._duties(member), self._making.look_s)
         self._link.set_open(member.router_id, is_open=False)
         return member
 
@@ -137,11 +137,13 @@ class Members:
     def start_queued(self) -> None:
         """Start what waits for room and has it now."""
         for member in list(self.by_name.values()):
-            if member.keeper.life.state is State.QUEUED and self._has_room(member):
+            if member.keeper.life.state is LifecycleState.QUEUED and self._has_room(member):
                 member.keeper.on(Go())
 
     def _has_room(self, member: Member) -> bool:
-        starting = [m.spec for m in self.by_name.values() if m.keeper.life.state is State.STARTING]
+        starting = [
+            m.spec for m in self.by_name.values() if m.keeper.life.state is LifecycleState.STARTING
+        ]
         every = [m.spec for m in self.by_name.values() if m.keeper.life.state not in OVER]
         return self._placement.may_start(member.spec, starting, every)
 
@@ -187,7 +189,7 @@ class Members:
     def status(self, member: Member, now_s: float) -> Mapping[str, Any]:
         """What there is to tell of an engine. since_s: how long it has been in its state."""
         life, spec = member.keeper.life, member.spec
-        held = life.held and life.state is State.READY
+        held = life.held and life.state is LifecycleState.READY
         return {
             "name": spec.name,
             "pool": spec.pool,

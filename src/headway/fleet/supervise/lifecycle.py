@@ -27,12 +27,12 @@ from headway.fleet.supervise.states import (
     Go,
     Hung,
     Idle,
-    Limits,
+    LifecycleLimits,
+    LifecycleState,
     Lost,
     Ready,
     Restart,
     Start,
-    State,
     Stop,
     Tick,
     Undrain,
@@ -62,8 +62,8 @@ class Life:
     held: the operator has it drained.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.state = State.STOPPED
+    def __init__(self, limits: LifecycleLimits) -> None:
+        self.state = LifecycleState.STOPPED
         self.reason = ""
         self.since_s = 0.0
         self.until_s: float | None = None
@@ -79,12 +79,15 @@ class Life:
     @property
     def open(self) -> bool:
         """Whether new requests may go there."""
-        return self.state is State.READY and not self.held
+        return self.state is LifecycleState.READY and not self.held
 
     @property
     def leaving(self) -> bool:
         """Whether it is on its way to be stopped for good."""
-        return self.state in {State.DRAINING, State.STOPPING} and self._after is After.STOP
+        return (
+            self.state in {LifecycleState.DRAINING, LifecycleState.STOPPING}
+            and self._after is After.STOP
+        )
 
     def on(self, event: Event, now_s: float) -> Actions:
         """Take an event; what is to be done. Events that came too late change nothing.
@@ -98,7 +101,7 @@ class Life:
         return (Action.OPEN if self.open else Action.CLOSE, *actions)
 
     def _go_to(
-        self, state: State, now_s: float, wait_s: float | None = None, reason: str = ""
+        self, state: LifecycleState, now_s: float, wait_s: float | None = None, reason: str = ""
     ) -> None:
         self.state = state
         self.since_s = now_s
@@ -108,9 +111,12 @@ class Life:
     # Towards ready
 
     def _start(self, event: Start, now_s: float) -> Actions:
-        if self.state in {State.STOPPED, State.FAILED, State.BACKOFF}:
+        if self.state in {LifecycleState.STOPPED, LifecycleState.FAILED, LifecycleState.BACKOFF}:
             return self._queue_anew(now_s)
-        if self.state in {State.DRAINING, State.STOPPING} and self._after is After.STOP:
+        if (
+            self.state in {LifecycleState.DRAINING, LifecycleState.STOPPING}
+            and self._after is After.STOP
+        ):
             self._after = After.START
         return ()
 
@@ -118,18 +124,18 @@ class Life:
         self._failures = 0
         self._proved = False
         self._ready_s = None
-        self._go_to(State.QUEUED, now_s)
+        self._go_to(LifecycleState.QUEUED, now_s)
         return ()
 
     def _go(self, event: Go, now_s: float) -> Actions:
-        if self.state is not State.QUEUED:
+        if self.state is not LifecycleState.QUEUED:
             raise LifeError(f"Go, and it is {self.state.value}")
-        self._go_to(State.STARTING, now_s, self._limits.start_s)
+        self._go_to(LifecycleState.STARTING, now_s, self._limits.start_s)
         return (Action.LAUNCH,)
 
     def _ready(self, event: Ready, now_s: float) -> Actions:
-        if self.state is State.STARTING:
-            self._go_to(State.READY, now_s)
+        if self.state is LifecycleState.STARTING:
+            self._go_to(LifecycleState.READY, now_s)
             self._ready_s = now_s
             self._proved = True
         return ()
@@ -139,13 +145,13 @@ class Life:
     def _exited(self, event: Exited, now_s: float) -> Actions:
         if self.state not in RUNNING:
             raise LifeError(f"Exited, and it is {self.state.value}")
-        going = self.state in {State.DRAINING, State.STOPPING}
+        going = self.state in {LifecycleState.DRAINING, LifecycleState.STOPPING}
         if not going or self._after is After.RETRY:
             lasting = event.lasting and not self.reason
             return self._fail(now_s, self.reason or event.cause, lasting=lasting)
         if self._after is After.START:
             return self._queue_anew(now_s)
-        self._go_to(State.STOPPED, now_s)
+        self._go_to(LifecycleState.STOPPED, now_s)
         return ()
 
     def _fail(self, now_s: float, why: str, *, lasting: bool) -> Actions:
@@ -154,10 +160,10 @@ class Life:
         self._ready_s = None
         self._failures += 1
         if not self._proved and (lasting or self._failures >= STARTS):
-            self._go_to(State.FAILED, now_s, reason=why)
+            self._go_to(LifecycleState.FAILED, now_s, reason=why)
             return ()
         self.restarts += 1
-        self._go_to(State.BACKOFF, now_s, backoff_s(self._failures), why)
+        self._go_to(LifecycleState.BACKOFF, now_s, backoff_s(self._failures), why)
         return ()
 
     def _lost(self, event: Lost, now_s: float) -> Actions:
@@ -169,11 +175,11 @@ class Life:
 
     def _break(self, why: str, now_s: float, wait_s: float) -> bool:
         """It can't go on; whether it was at work until now."""
-        if self.state not in {State.READY, State.DRAINING}:
+        if self.state not in {LifecycleState.READY, LifecycleState.DRAINING}:
             return False
-        if self.state is State.READY:
+        if self.state is LifecycleState.READY:
             self._after = After.RETRY
-        self._go_to(State.STOPPING, now_s, wait_s, why)
+        self._go_to(LifecycleState.STOPPING, now_s, wait_s, why)
         return True
 
     # What the operator wants
@@ -188,11 +194,11 @@ class Life:
 
     def _stop(self, event: Stop, now_s: float) -> Actions:
         if self.state not in RUNNING:
-            self._go_to(State.STOPPED, now_s)
+            self._go_to(LifecycleState.STOPPED, now_s)
             return ()
         if event.force:
             self._after = After.STOP
-            self._go_to(State.STOPPING, now_s, KILL_S)
+            self._go_to(LifecycleState.STOPPING, now_s, KILL_S)
             return (Action.KILL,)
         return self._leave(After.STOP, now_s)
 
@@ -205,34 +211,34 @@ class Life:
 
     def _leave(self, after: After, now_s: float) -> Actions:
         self._after = after
-        if self.state is State.READY:
-            self._go_to(State.DRAINING, now_s, self._limits.drain_s)
-        elif self.state is State.STARTING:
-            self._go_to(State.STOPPING, now_s, self._limits.stop_s)
+        if self.state is LifecycleState.READY:
+            self._go_to(LifecycleState.DRAINING, now_s, self._limits.drain_s)
+        elif self.state is LifecycleState.STARTING:
+            self._go_to(LifecycleState.STOPPING, now_s, self._limits.stop_s)
             return (Action.TERMINATE,)
         return ()
 
     # Towards the end
 
     def _idle(self, event: Idle, now_s: float) -> Actions:
-        if self.state is not State.DRAINING:
+        if self.state is not LifecycleState.DRAINING:
             return ()
-        self._go_to(State.STOPPING, now_s, self._limits.stop_s)
+        self._go_to(LifecycleState.STOPPING, now_s, self._limits.stop_s)
         return (Action.TERMINATE,)
 
     def _tick(self, event: Tick, now_s: float) -> Actions:
         if self.until_s is None or now_s < self.until_s:
             return ()
-        if self.state is State.BACKOFF:
-            self._go_to(State.QUEUED, now_s, reason=self.reason)
+        if self.state is LifecycleState.BACKOFF:
+            self._go_to(LifecycleState.QUEUED, now_s, reason=self.reason)
             return ()
-        if self.state is State.DRAINING:
+        if self.state is LifecycleState.DRAINING:
             return self._idle(Idle(), now_s)
         reason = self.reason
-        if self.state is State.STARTING:
+        if self.state is LifecycleState.STARTING:
             self._after = After.RETRY
             reason = f"not ready within {self._limits.start_s:g} s"
-        self._go_to(State.STOPPING, now_s, KILL_S, reason)
+        self._go_to(LifecycleState.STOPPING, now_s, KILL_S, reason)
         return (Action.KILL,)
 
 

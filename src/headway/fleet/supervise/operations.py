@@ -14,7 +14,7 @@ from headway.fleet.errors import FleetError
 from headway.fleet.plan.spec import EngineSpec, FleetSpec
 from headway.fleet.supervise.engines import Member, Members
 from headway.fleet.supervise.router_link import RouterLink
-from headway.fleet.supervise.states import Drain, Restart, Start, State, Stop, Undrain
+from headway.fleet.supervise.states import Drain, LifecycleState, Restart, Start, Stop, Undrain
 
 _TOLD_S: Final = 5.0
 """How long the router may take to hear of a drain."""
@@ -23,7 +23,7 @@ _SERVED_S: Final = 120.0
 _SERVED_AGAIN_S: Final = 0.25
 _SHOWN: Final = 200
 """Characters of what was asked that an answer repeats."""
-_SETTLED: Final = frozenset({State.READY, State.FAILED, State.STOPPED})
+_SETTLED: Final = frozenset({LifecycleState.READY, LifecycleState.FAILED, LifecycleState.STOPPED})
 
 
 class Plans(Protocol):
@@ -184,7 +184,7 @@ class Operations:
             task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, member: Member) -> None:
-        await self.until(lambda: member.keeper.life.state is State.STOPPED)
+        await self.until(lambda: member.keeper.life.state is LifecycleState.STOPPED)
         if not self._ending:
             self._members.remove(member)
             self._write(self.spec.config)
@@ -203,7 +203,7 @@ class Operations:
                 member.keeper.on(Restart())
                 await self._until(functools.partial(_settled, member))
                 life, name = member.keeper.life, member.spec.name
-                if life.state is not State.READY:
+                if life.state is not LifecycleState.READY:
                     why = life.reason or "it was stopped"
                     raise FleetError(f"{name} didn't come back: {why}; the restart of {pool} ends")
                 if life.open:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from headway.fleet.net.fallback import Fallback
-from headway.fleet.net.http_async import Reply, exchange
+from headway.fleet.net.http_async import HttpReply, exchange
 
 LOOK_S: Final = 5.0
 """Between two looks at an engine that is ready."""
@@ -23,7 +23,7 @@ _SAMPLE: Final = re.compile(
 )
 
 
-class Probe(Protocol):
+class ProcessProbe(Protocol):
     """Asks a process how it is."""
 
     async def ready(self) -> bool:
@@ -71,7 +71,7 @@ def parse_metrics(text: bytes) -> tuple[float, tuple[float, ...]]:
     return work, tuple(moves)
 
 
-class Progress:
+class WorkProgress:
     """Notices an engine that hangs.
 
     hang_s: it does if it has work and nothing moves for so long, or /health doesn't answer. If the
@@ -108,7 +108,7 @@ class Progress:
 
 
 class EngineProbe:
-    """`Probe` of a vLLM server at `url`.
+    """`ProcessProbe` of a vLLM server at `url`.
 
     routed: as `Look` has it, and its patience_s.
     note: told what is to be said of the engine though it runs, at each look; at first nothing.
@@ -126,7 +126,7 @@ class EngineProbe:
         note("")
         self._hang_s = hang_s
         self._routed = routed
-        self._progress = Progress(hang_s)
+        self._progress = WorkProgress(hang_s)
 
     async def ready(self) -> bool:
         return await self._status("/health", _QUICK_S) == 200
@@ -173,7 +173,7 @@ class EngineProbe:
         reply = await self._get(target, timeout_s)
         return reply.status if reply else None
 
-    async def _get(self, target: str, timeout_s: float) -> Reply | None:
+    async def _get(self, target: str, timeout_s: float) -> HttpReply | None:
         with contextlib.suppress(ConnectionError):
             return await exchange("GET", f"{self._url}{target}", timeout_s)
         return None

@@ -17,8 +17,8 @@ from headway.fleet.place.local import Family, LocalEngine
 from headway.fleet.plan.spec import Address, FleetSpec
 from headway.fleet.supervise import router_link
 from headway.fleet.supervise.router_link import RouterLink, RouterProbe
-from headway.fleet.supervise.runner import Duties, Keeper
-from headway.fleet.supervise.states import Limits, State
+from headway.fleet.supervise.runner import Duties, Runner
+from headway.fleet.supervise.states import LifecycleLimits, LifecycleState
 
 _ADMIN_HOST: Final = "127.0.0.1"
 _STOP_MARGIN_S: Final = 5.0
@@ -70,7 +70,7 @@ class Front:
         self.endpoint = f"{'https' if given.tls else 'http'}://{host}:{port}"
         self.admin = f"http://{_ADMIN_HOST}:{admin_port}"
         self.link = RouterLink(self.admin)
-        limits = Limits(spec.start_timeout_s, 0.0, spec.drain_s + _STOP_MARGIN_S)
+        limits = LifecycleLimits(spec.start_timeout_s, 0.0, spec.drain_s + _STOP_MARGIN_S)
         duties = Duties(
             make=lambda: LocalEngine(family, home.scratch, metrics=False, lock=lock),
             command=self._command,
@@ -83,7 +83,7 @@ class Front:
             ended=self.link.ended,
             changed=self._on_change,
         )
-        self.keeper = Keeper(limits, duties, look_s)
+        self.keeper = Runner(limits, duties, look_s)
 
     async def _command(self) -> EngineCommand:
         return router_link.command(self._home.router_file, self.endpoint, os.environ, self._drain_s)
@@ -94,7 +94,7 @@ class Front:
         fixed = dataclasses.replace(config.router, host=host, port=port, admin_port=admin_port)
         text = self._text(dataclasses.replace(config, router=fixed), addresses)
         self._home.write_router_file(text)
-        self._unread = self.keeper.life.state in {State.STARTING, State.READY}
+        self._unread = self.keeper.life.state in {LifecycleState.STARTING, LifecycleState.READY}
         self._tell()
 
     def _tell(self) -> None:
@@ -102,7 +102,7 @@ class Front:
         have read the file already.
         """
         engine = self.keeper.engine
-        ready = self.keeper.life.state is State.READY
+        ready = self.keeper.life.state is LifecycleState.READY
         if self._unread and ready and isinstance(engine, LocalEngine):
             self._unread = False
             server = engine.server()

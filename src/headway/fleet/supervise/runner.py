@@ -10,19 +10,19 @@ from typing import Any, Final
 from headway.core.errors import HeadwayError
 from headway.engine.command import EngineCommand
 from headway.fleet.operate.failure import Cause
-from headway.fleet.place.local import Engine, trim
+from headway.fleet.place.local import EngineProcess, trim
 from headway.fleet.supervise.lifecycle import Life
-from headway.fleet.supervise.probes import LOOK_S, Probe
+from headway.fleet.supervise.probes import LOOK_S, ProcessProbe
 from headway.fleet.supervise.states import (
     Action,
     Event,
     Exited,
     Hung,
     Idle,
-    Limits,
+    LifecycleLimits,
+    LifecycleState,
     Lost,
     Ready,
-    State,
     Tick,
 )
 
@@ -48,9 +48,9 @@ class Duties:
     changed: called after every change of its life.
     """
 
-    make: Callable[[], Engine]
+    make: Callable[[], EngineProcess]
     command: Callable[[], Awaitable[EngineCommand]]
-    probe: Callable[[], Probe]
+    probe: Callable[[], ProcessProbe]
     log: Path
     cause: Callable[[Path, int], Cause]
     tell: Callable[[bool], None]
@@ -60,15 +60,15 @@ class Duties:
     changed: Callable[[], None]
 
 
-class Keeper:
+class Runner:
     """One process that is kept running. Needs a running event loop."""
 
-    def __init__(self, limits: Limits, duties: Duties, look_s: float = LOOK_S) -> None:
+    def __init__(self, limits: LifecycleLimits, duties: Duties, look_s: float = LOOK_S) -> None:
         self.life = Life(limits)
         self._duties = duties
         self._look_s = look_s
         self._loop = asyncio.get_running_loop()
-        self._engine: Engine | None = None
+        self._engine: EngineProcess | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining: asyncio.Task[None] | None = None
@@ -84,7 +84,7 @@ class Keeper:
         return self._duties.log
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> EngineProcess | None:
         """The run of now."""
         return self._engine
 
@@ -111,7 +111,7 @@ class Keeper:
             self._timer = None
         if self.life.until_s is not None:
             self._timer = self._loop.call_at(self.life.until_s, self.on, Tick())
-        if self.life.state is State.DRAINING:
+        if self.life.state is LifecycleState.DRAINING:
             if self._draining is None:
                 self._draining = self._spawn(self._until_idle())
         elif self._draining is not None:
@@ -134,7 +134,7 @@ class Keeper:
         self._draining = None
         self.on(Idle())
 
-    async def _run(self, engine: Engine) -> None:
+    async def _run(self, engine: EngineProcess) -> None:
         """One process from start to end."""
         self._duties.launched()
         try:
@@ -150,7 +150,7 @@ class Keeper:
         self._duties.ended()
         self.on(exited)
 
-    async def _watch(self, engine: Engine) -> None:
+    async def _watch(self, engine: EngineProcess) -> None:
         probe = self._duties.probe()
         while True:
             if await probe.ready():
@@ -161,7 +161,7 @@ class Keeper:
             group.create_task(self._look(probe))
             group.create_task(self._feel(engine, probe))
 
-    async def _look(self, probe: Probe) -> None:
+    async def _look(self, probe: ProcessProbe) -> None:
         """Look at it again and again, until it must be ended."""
         while True:
             await asyncio.sleep(self._look_s)
@@ -172,7 +172,7 @@ class Keeper:
                 self.on(Hung(why))
                 return
 
-    async def _feel(self, engine: Engine, probe: Probe) -> None:
+    async def _feel(self, engine: EngineProcess, probe: ProcessProbe) -> None:
         """Notice at once that a part of it has ended, and whether it is over with that."""
         while not await engine.part_ended():
             until_s = self._loop.time() + _DEAD_FOR_S

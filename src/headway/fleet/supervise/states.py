@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 
-class State(Enum):
+class LifecycleState(Enum):
     """Where an engine is."""
 
     STOPPED = "stopped"
@@ -20,9 +20,16 @@ class State(Enum):
     FAILED = "failed"
 
 
-RUNNING: Final = frozenset({State.STARTING, State.READY, State.DRAINING, State.STOPPING})
+RUNNING: Final = frozenset(
+    {
+        LifecycleState.STARTING,
+        LifecycleState.READY,
+        LifecycleState.DRAINING,
+        LifecycleState.STOPPING,
+    }
+)
 """States with a process."""
-OVER: Final = frozenset({State.STOPPED, State.FAILED})
+OVER: Final = frozenset({LifecycleState.STOPPED, LifecycleState.FAILED})
 """States that only an operator ends."""
 
 
@@ -125,7 +132,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LifecycleLimits:
     """start_s: to be ready. drain_s: for running requests. stop_s: to end once asked to."""
 
     start_s: float

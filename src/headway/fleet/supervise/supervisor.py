@@ -24,8 +24,8 @@ from headway.fleet.plan.spec import FleetSpec
 from headway.fleet.supervise.engines import Making, Member, Members
 from headway.fleet.supervise.operations import Operations
 from headway.fleet.supervise.router_process import Front, Text
-from headway.fleet.supervise.runner import Keeper
-from headway.fleet.supervise.states import OVER, RUNNING, Go, Start, State, Stop
+from headway.fleet.supervise.runner import Runner
+from headway.fleet.supervise.states import OVER, RUNNING, Go, LifecycleState, Start, Stop
 
 _LEARN_S: Final = 0.5
 """Between two looks at whether the router has seen that an engine is ready."""
@@ -111,7 +111,7 @@ class Supervisor:
         self._stop_asked = asyncio.Event()
         self._news = asyncio.Event()
         self._failure = ""
-        self._states: dict[str, State] = {}
+        self._states: dict[str, LifecycleState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         making = parts.making
         self._front = Front(
@@ -167,7 +167,7 @@ class Supervisor:
         front, members = self._front.keeper, list(self._members.by_name.values())
         front.on(Stop())
         for member in members:
-            if member.keeper.life.state is not State.READY:
+            if member.keeper.life.state is not LifecycleState.READY:
                 member.keeper.on(Stop())
         await self._operations.until(lambda: front.life.state in OVER)
         for member in members:
@@ -205,13 +205,13 @@ class Supervisor:
 
     def _front_changed(self) -> None:
         self._changed("router", self._front.keeper)
-        if self._front.keeper.life.state is State.QUEUED:
+        if self._front.keeper.life.state is LifecycleState.QUEUED:
             self._front.keeper.on(Go())
 
     def _member_changed(self, member: Member) -> None:
         self._changed(member.spec.name, member.keeper)
 
-    def _changed(self, name: str, keeper: Keeper) -> None:
+    def _changed(self, name: str, keeper: Runner) -> None:
         state = keeper.life.state
         if self._states.get(name) is not state:
             self._states[name] = state
@@ -219,16 +219,16 @@ class Supervisor:
         self._operations.wake()
         self._news.set()
 
-    def _tell(self, name: str, keeper: Keeper) -> None:
+    def _tell(self, name: str, keeper: Runner) -> None:
         life = keeper.life
-        if life.state is State.BACKOFF and life.until_s is not None:
+        if life.state is LifecycleState.BACKOFF and life.until_s is not None:
             wait_s = life.until_s - life.since_s
             self._say(f"{name} has ended: {life.reason}; started again in {wait_s:g} s")
-        elif life.state is State.STOPPING and life.reason:
+        elif life.state is LifecycleState.STOPPING and life.reason:
             self._say(f"{name} is being ended: {life.reason}")
-        elif life.state is State.READY and life.restarts:
+        elif life.state is LifecycleState.READY and life.restarts:
             self._say(f"{name} is ready again")
-        elif life.state is State.FAILED:
+        elif life.state is LifecycleState.FAILED:
             self._say(f"{name} has failed: {life.reason}; all it said: {keeper.log}")
             self._give_up(name, life.reason)
 
@@ -236,7 +236,7 @@ class Supervisor:
         """End the fleet where nothing can be served any more."""
         states = [m.keeper.life.state for m in self._members.by_name.values()]
         elsewhere = any(pool.engines for pool in self._operations.spec.config.pools)
-        none_left = not elsewhere and all(state is State.FAILED for state in states)
+        none_left = not elsewhere and all(state is LifecycleState.FAILED for state in states)
         if (name == "router" or none_left) and not self._stop_asked.is_set():
             what = "the router" if name == "router" else "every engine"
             self._failure = f"{what} has failed, so nothing is served: {why}"

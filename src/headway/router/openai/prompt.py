@@ -24,7 +24,7 @@ _ROLE_END: Final = b"\x1e"
 _PART_END: Final = b"\x1f"
 
 
-class Prompt(NamedTuple):
+class PromptText(NamedTuple):
     """The prompt of one request.
 
     prefix: bytes that begin alike for prompts that begin alike; a conversation continued starts
@@ -37,7 +37,7 @@ class Prompt(NamedTuple):
     token_ids: int | None = None
 
 
-def prompt_of(kind: Kind, raw: dict[str, Any]) -> Prompt:
+def prompt_of(kind: Kind, raw: dict[str, Any]) -> PromptText:
     """The prompt of a request body. Fields of a wrong type count by their JSON text."""
     if kind == "completions":
         return _completion(raw)
@@ -57,7 +57,7 @@ def prompt_of(kind: Kind, raw: dict[str, Any]) -> Prompt:
     return writer.prompt()
 
 
-def _completion(raw: dict[str, Any]) -> Prompt:
+def _completion(raw: dict[str, Any]) -> PromptText:
     writer = _Writer()
     writer.start(raw)
     given = raw.get("prompt")
@@ -92,8 +92,8 @@ class _Writer:
         self._pieces: list[bytes] = []
         self._size = 0
 
-    def prompt(self) -> Prompt:
-        return Prompt(b"".join(self._pieces), self._size)
+    def prompt(self) -> PromptText:
+        return PromptText(b"".join(self._pieces), self._size)
 
     def start(self, raw: dict[str, Any]) -> None:
         """What keeps caches apart: the model and the cache salt. Neither is prompt text."""

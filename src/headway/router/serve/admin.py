@@ -5,10 +5,10 @@ import re
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from headway.config import Timeouts
+from headway.config import TimeoutSettings
 from headway.core.reliability.engine_health import HealthState
 from headway.router.openai import error_body
-from headway.router.state.engine import Engine
+from headway.router.state.engine import EngineState
 from headway.router.state.metrics import METRICS_TYPE
 from headway.router.state.service import Service
 from headway.router.wire.client_request import ClientRequest
@@ -87,7 +87,7 @@ def _from_a_page(request: ClientRequest) -> bool:
     return b"origin" in fields or named is None
 
 
-def _reason(engine: Engine, now_s: float) -> str:
+def _reason(engine: EngineState, now_s: float) -> str:
     """Why new requests do or don't go there."""
     if engine.draining:
         return "draining"
@@ -101,7 +101,7 @@ def _reason(engine: Engine, now_s: float) -> str:
     return f"degraded: {health.failed} health checks unanswered" if engine.degraded else "ready"
 
 
-def _of(engine: Engine, now_s: float, limits: Timeouts) -> dict[str, Any]:
+def _of(engine: EngineState, now_s: float, limits: TimeoutSettings) -> dict[str, Any]:
     work, report = engine.work, engine.report
     return {
         "id": engine.id,

@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from headway.core.errors import HeadwayError
 from headway.router.openai.errors import too_long
-from headway.router.state.engine import Engine
+from headway.router.state.engine import EngineState
 from headway.router.wire.engine_pool import (
     Call,
     ConnectFailed,
@@ -36,7 +36,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineState,
         status: int,
         cause: str,
         headers: Headers = (),
@@ -84,7 +84,7 @@ class Leg:
     """
 
     def __init__(
-        self, engine: Engine, now: Callable[[], float], *, prefill_tokens: int, kv_tokens: int
+        self, engine: EngineState, now: Callable[[], float], *, prefill_tokens: int, kv_tokens: int
     ) -> None:
         self.engine = engine
         self.claim = engine.claim(prefill_tokens=prefill_tokens, kv_tokens=kv_tokens)

@@ -12,7 +12,7 @@ from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.serve.reply import Reply
 from headway.router.serve.split import Split
-from headway.router.state.engine import Engine
+from headway.router.state.engine import EngineState
 from headway.router.wire.engine_pool import Call
 
 ATTEMPTS: Final = 3
@@ -150,7 +150,7 @@ class Generation:
             call = await self.send(leg, self.parsed.body)
             await self.reply.pass_on(leg, call, on_first)
 
-    def leg(self, engine: Engine, *, prefill_tokens: int) -> Leg:
+    def leg(self, engine: EngineState, *, prefill_tokens: int) -> Leg:
         """A leg on `engine`; it is noted on the receipt and in the prefix map."""
         service, receipt = self.service, self.receipt
         if self._chain:

@@ -11,7 +11,7 @@ from headway.router.openai import BodyError
 from headway.router.openai.request import TRANSFER_FIELDS, dump
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
-from headway.router.state.engine import Engine
+from headway.router.state.engine import EngineState
 from headway.router.wire.client_request import BodyTooLarge, ClientRequest
 from headway.router.wire.engine_pool import Call, UpstreamError
 from headway.router.wire.headers import answer_lines
@@ -116,7 +116,7 @@ async def _forward(record: Record) -> None:
         record.refuse(status, f"the engine gave no answer ({first.cause})", "passed through")
 
 
-async def _on(engine: Engine, record: Record, sent: _Sent) -> None:
+async def _on(engine: EngineState, record: Record, sent: _Sent) -> None:
     """One attempt. Raises LegFailed while nothing has reached the client."""
     service, request = record.service, record.request
     target = request.path.encode("latin-1")
@@ -182,7 +182,7 @@ def _strip(value: object) -> bool:
     return found
 
 
-def _least_busy(record: Record, tried: Collection[str]) -> Engine | None:
+def _least_busy(record: Record, tried: Collection[str]) -> EngineState | None:
     service = record.service
     now_s = service.now()
     ready = [

@@ -20,7 +20,7 @@ from headway.core.handoff import (
 from headway.core.routing.strategy import Route
 from headway.router.openai import decode_body, handoff_params, is_whole, prefill_body
 from headway.router.serve.attempt import Leg, LegFailed
-from headway.router.state.engine import Engine
+from headway.router.state.engine import EngineState
 from headway.router.wire.engine_pool import Call, CutShort
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Split:
         self._generation = generation
         self._service = service = generation.service
         self._route: Route | None = route
-        self._prefill_engine: Engine | None = None
-        self._decode_engine: Engine | None = None
+        self._prefill_engine: EngineState | None = None
+        self._decode_engine: EngineState | None = None
         lease_s = min(pool.kv_lease_s for pool in service.pools if pool.role != "decode")
         self._handoff = Handoff(generation.view.id, lease_s, SAFE_SHARE * lease_s)
         self._refusal: Route | None = None
@@ -164,7 +164,7 @@ class Split:
         self._generation.receipt.handoff_s = handoff_s
         yield body
 
-    def _puller(self) -> Engine | None:
+    def _puller(self) -> EngineState | None:
         """A decode engine for the handoff: the one it was meant for, while that may be sent to."""
         service, meant = self._service, self._decode_engine
         now_s, excluded = service.now(), self._generation.view.excluded

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from headway.config import EngineAddress, Timeouts
+from headway.config import EngineAddress, TimeoutSettings
 from headway.core.breaker import Breaker
 from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.views import EngineView, PoolView
@@ -23,7 +23,7 @@ STALE_S: Final = 5.0
 
 
 @dataclass(slots=True)
-class Report:
+class EngineReport:
     """What an engine last said on /metrics.
 
     waiting, running: its requests, whoever sent them. kv_capacity_tokens: size of its KV cache,
@@ -49,7 +49,7 @@ class Work:
     kv_tokens: int = 0
 
 
-class Engine:
+class EngineState:
     """One engine behind the router.
 
     id: `pool/host:port`. models: what it serves, empty until it was asked.
@@ -59,7 +59,7 @@ class Engine:
     def __init__(
         self,
         engine_id: str,
-        pool: "Pool",
+        pool: "PoolState",
         address: EngineAddress,
         upstream: UpstreamPool,
         breaker: Breaker,
@@ -71,7 +71,7 @@ class Engine:
         self.breaker = breaker
         self.work = Work()
         self.claims: set[Claim] = set()
-        self.report = Report()
+        self.report = EngineReport()
         self.see(EngineHealth())
         self.draining = False
         self.expected = asyncio.Event()
@@ -83,7 +83,7 @@ class Engine:
         self.last_byte_s = -math.inf
         """Of the good answers that have ended, when the latest byte came."""
 
-    def move(self, pool: "Pool") -> None:
+    def move(self, pool: "PoolState") -> None:
         """Its pool as a new configuration describes it."""
         self.pool = pool
         self.learn_models(self.models)
@@ -139,7 +139,7 @@ class Engine:
             self.degraded,
         )
 
-    def patience_s(self, limits: Timeouts) -> float:
+    def patience_s(self, limits: TimeoutSettings) -> float:
         """How long it may be silent over the request that may take longest; 0 without one.
 
         However a request is answered, that is as long as a stream's next byte may take.
@@ -185,8 +185,8 @@ class Claim:
         "ahead_tokens",
     )
 
-    def __init__(self, engine: Engine, prefill_tokens: int, kv_tokens: int) -> None:
-        self._engine: Engine | None = engine
+    def __init__(self, engine: EngineState, prefill_tokens: int, kv_tokens: int) -> None:
+        self._engine: EngineState | None = engine
         self._prefill_tokens = prefill_tokens
         self._decode_tokens = 0
         self._kv_tokens = kv_tokens
@@ -198,7 +198,7 @@ class Claim:
         self._late = engine.degraded
         engine.claims.add(self)
 
-    def patience_s(self, limits: Timeouts) -> float:
+    def patience_s(self, limits: TimeoutSettings) -> float:
         """How long the engine may be silent over it; what came when it was silent changes nothing.
 
         Its KV is as long as its prompt, and a little longer.
@@ -237,7 +237,7 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Pool:
+class PoolState:
     """Engines of one kind; a reload replaces the limits and keeps engines that stay."""
 
     name: str
@@ -246,7 +246,7 @@ class Pool:
     max_model_len: int | None = None
     kv_capacity_tokens: int | None = None
     kv_lease_s: float = 30.0
-    engines: list[Engine] = field(default_factory=list)
+    engines: list[EngineState] = field(default_factory=list)
 
     def view(self, now_s: float) -> PoolView:
         """The pool as strategies see it."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from headway.config import Health
-from headway.core.reliability.engine_health import Check, HealthState
-from headway.router.state.engine import Engine, Report
+from headway.core.reliability.engine_health import HealthCheck, HealthState
+from headway.router.state.engine import EngineReport, EngineState
 from headway.router.wire.engine_pool import (
     ConnectTimeout,
     FirstByteTimeout,
@@ -33,9 +33,9 @@ _PROGRESS: Final = (b"vllm:generation_tokens_total", b"vllm:prompt_tokens_total"
 _KV_BYTES: Final = b"vllm:nixl_bytes_transferred_sum"
 
 
-def parse_report(text: bytes, now_s: float) -> Report:
+def parse_report(text: bytes, now_s: float) -> EngineReport:
     """What vLLM's /metrics says; sums over the engine's ranks. Unknown lines are ignored."""
-    found = Report(at_s=now_s)
+    found = EngineReport(at_s=now_s)
     for name, labels, number in _SAMPLE.findall(text):
         try:
             value = float(number)
@@ -69,7 +69,7 @@ class Checker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineState,
         settings: Callable[[], Health],
         *,
         now: Callable[[], float],
@@ -110,16 +110,16 @@ class Checker:
                 report = parse_report(metrics, self._now())
                 moved = report.progress > engine.report.progress
                 engine.report = report
-        found = Check.PASSED if isinstance(health, bytes) else health
-        if found is Check.PASSED and not engine.models:
+        found = HealthCheck.PASSED if isinstance(health, bytes) else health
+        if found is HealthCheck.PASSED and not engine.models:
             found = await self._learn_models()
-        if found is not Check.PASSED and (
+        if found is not HealthCheck.PASSED and (
             moved or self._now() - engine.heard_s() < self._settings().interval_s
         ):
-            found = Check.PROGRESS
+            found = HealthCheck.PROGRESS
         self._take(found)
 
-    def _take(self, found: Check) -> None:
+    def _take(self, found: HealthCheck) -> None:
         """What a check found, and what follows from it."""
         engine, settings = self._engine, self._settings()
         before = engine.health.state
@@ -141,20 +141,20 @@ class Checker:
                 engine.breaker.readmitted(self._now())
             self._say(f"{engine.id} is ready")
 
-    async def _learn_models(self) -> Check:
+    async def _learn_models(self) -> HealthCheck:
         body = await self._get(b"/v1/models")
         if not isinstance(body, bytes):
             return body
         try:
             said = json.loads(body or b"{}")
         except (ValueError, RecursionError):
-            return Check.DEAD
+            return HealthCheck.DEAD
         data = said.get("data") if isinstance(said, dict) else None
         models = [m for m in data if isinstance(m, dict)] if isinstance(data, list) else []
         self._engine.learn_models(tuple(models))
-        return Check.PASSED if models else Check.DEAD
+        return HealthCheck.PASSED if models else HealthCheck.DEAD
 
-    async def _get(self, target: bytes) -> bytes | Check:
+    async def _get(self, target: bytes) -> bytes | HealthCheck:
         """The body of a 200 answer; else whether the engine is silent or dead."""
         upstream, limit_s = self._engine.upstream, self._settings().timeout_s
         timeouts = Timeouts(limit_s, limit_s, limit_s, 2 * limit_s)
@@ -162,9 +162,9 @@ class Checker:
             call = await upstream.send("GET", target, self._lines(), b"", timeouts)
             body = await call.read(METRICS_LIMIT_BYTES)
         except _UNHEARD:
-            return Check.SILENT
+            return HealthCheck.SILENT
         except UpstreamError:
-            return Check.DEAD
+            return HealthCheck.DEAD
         if call.status == 200:
             return body
-        return Check.SILENT if call.status in _BUSY else Check.DEAD
+        return HealthCheck.SILENT if call.status in _BUSY else HealthCheck.DEAD

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from headway.router.state.engine import Engine
+from headway.router.state.engine import EngineState
 
 METRICS_TYPE: Final = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -122,7 +122,7 @@ class Metrics:
         self.kv_bytes = gauge("kv_moved_bytes", "KV received, as the engine reports", "engine")
 
     def render(
-        self, engines: list[Engine], now_s: float, *, in_flight: int, body_bytes: int
+        self, engines: list[EngineState], now_s: float, *, in_flight: int, body_bytes: int
     ) -> bytes:
         """The text of /metrics."""
         self.in_flight.set(in_flight)

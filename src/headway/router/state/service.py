@@ -24,7 +24,7 @@ from headway.core.routing.strategy import STRATEGY_BY_NAME
 from headway.core.routing.views import PoolView
 from headway.core.slo import Limits, Slo
 from headway.router.openai.token_counter import TokenCounter
-from headway.router.state.engine import Engine, Pool
+from headway.router.state.engine import EngineState, PoolState
 from headway.router.state.health import Checker
 from headway.router.state.metrics import Metrics
 from headway.router.state.receipt import Receipt, receipt_lines
@@ -61,8 +61,8 @@ class Service:
         self.random = random.Random(config.router.seed)
         self.ceiling = Ceiling(config.router.max_concurrent)
         self.bodies = ByteCeiling(config.router.bodies_bytes)
-        self.engines: dict[str, Engine] = {}
-        self.pools: list[Pool] = []
+        self.engines: dict[str, EngineState] = {}
+        self.pools: list[PoolState] = []
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._watching = False
@@ -94,7 +94,7 @@ class Service:
         old = self.engines
         self.pools, self.engines = [], {}
         for each in config.pools:
-            pool = Pool(
+            pool = PoolState(
                 each.name,
                 each.role,
                 each.max_prompt_tokens,
@@ -117,7 +117,9 @@ class Service:
         if self._watching:
             self.start()
 
-    def _new_engine(self, engine_id: str, pool: Pool, address: settings.EngineAddress) -> Engine:
+    def _new_engine(
+        self, engine_id: str, pool: PoolState, address: settings.EngineAddress
+    ) -> EngineState:
         context = ssl.create_default_context() if address.tls else None
         upstream = UpstreamPool(
             address.host,
@@ -125,9 +127,9 @@ class Service:
             ssl=context,
             connect_timeout_s=math.inf,  # each call brings the limit that is set now
         )
-        return Engine(engine_id, pool, address, upstream, Breaker())
+        return EngineState(engine_id, pool, address, upstream, Breaker())
 
-    def _forget(self, engine: Engine) -> None:
+    def _forget(self, engine: EngineState) -> None:
         """An engine left the configuration: what it is answering goes on, nothing new starts."""
         check = self._checks.pop(engine.id, None)
         if check is not None:
@@ -142,7 +144,7 @@ class Service:
             if engine.id not in self._checks:
                 self._checks[engine.id] = asyncio.create_task(self._checker(engine).run())
 
-    def _checker(self, engine: Engine) -> Checker:
+    def _checker(self, engine: EngineState) -> Checker:
         return Checker(
             engine,
             lambda: self.config.router.health,
@@ -235,7 +237,7 @@ class Service:
         line = b"x-request-id: %b\r\n" % self.client_id(request, receipt.request_id)
         return line + receipt_lines(receipt) if self.config.router.receipt else line
 
-    def release(self, handoff: Handoff, params: Params, engine: Engine | None) -> None:
+    def release(self, handoff: Handoff, params: Params, engine: EngineState | None) -> None:
         """Have the prefill engine told that nobody will pull this KV, in the background.
 
         engine: the decode engine that tells it, if there is one.
@@ -244,7 +246,7 @@ class Service:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _release(self, handoff: Handoff, params: Params, engine: Engine | None) -> None:
+    async def _release(self, handoff: Handoff, params: Params, engine: EngineState | None) -> None:
         freed = False
         if engine is not None:
             body = {"model": RELEASE_MODEL, "prompt": "-", "max_tokens": 1}

@@ -16,7 +16,7 @@ _SILENT_BYTES: Final = 65_536
 _LINE_END: Final = b"\r\n"
 
 
-class Keeper(Protocol):
+class ConnectionKeeper(Protocol):
     """Who keeps connections."""
 
     def rest(self, connection: "Connection") -> None:
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         "passing",
     )
 
-    def __init__(self, keeper: Keeper, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, keeper: ConnectionKeeper, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._keeper = keeper
         self._transport: asyncio.Transport | None = None

@@ -26,7 +26,7 @@ __all__ = [
     "ClientGone",
     "ClientLimits",
     "ClientRequest",
-    "Server",
+    "RouterServer",
     "serve",
 ]
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("headway.router")
 _FLUSH_S: Final = 1.0
 
 
-class Server:
+class RouterServer:
     """A listening server. hub: its connections. port: where it listens."""
 
     def __init__(self, hub: Hub, listener: Listener) -> None:
@@ -85,7 +85,7 @@ async def serve(
     limits: ClientLimits | None = None,
     ssl: tls.SSLContext | None = None,
     say: Callable[[str], object] = _log.warning,
-) -> Server:
+) -> RouterServer:
     """Listens. port: 0 takes a free one. say: told of what is refused. Raises OSError."""
     hub = Hub(app, limits or ClientLimits(), asyncio.get_running_loop(), say)
-    return Server(hub, await listen(hub, host, port, ssl))
+    return RouterServer(hub, await listen(hub, host, port, ssl))
