@@ -6,7 +6,7 @@ VENV := .venv/bin
 MODEL ?=
 ARGS ?=
 VLLM ?=
-BENCHMARKS ?= blocking capacity scheduler_overhead router handoff decode_speed fleet
+BENCHMARKS ?= blocking capacity scheduler_overhead virtual_time router handoff decode_speed fleet
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
