@@ -12,10 +12,13 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE / "RESULTS.md"
-HEAD = """# Results
-
-Written by `benchmarks/summary.py` from [the stored results](results); what each script measures is in [README.md](README.md). A value stands with its spread over rounds, or 5 to 95% of a bootstrap. Results are of the commit that their section names: code that changed afterwards may do better or worse.
-"""
+HEAD = (
+    "# Results\n\n"
+    "Written by `benchmarks/summary.py` from [the stored results](results); what each script "
+    "measures is in [README.md](README.md). A value stands with its spread over rounds, or 5 to "
+    "95% of a bootstrap. Results are of the commit that their section names: code that changed "
+    "afterwards may do better or worse.\n"
+)
 TABLE = "| what | target | measured (spread) | met |\n|---|---|---|---|"
 
 

@@ -131,7 +131,7 @@ class AgainstAList(RuleBasedStateMachine):
             blocked = prompt_id in self.blocked and int(prompt_id[1:]) not in ready
             return Probe(5, blocks=needs[prompt_id], blocked="x" if blocked else None)
 
-        self.backlog.unpark(probe, lambda seen, taken: seen.blocks + taken <= room, self.now_s)
+        self.backlog.unpark(probe, lambda _, seen, taken: seen.blocks + taken <= room, self.now_s)
         assert len(set(looked)) == len(looked)
         assert set(looked) <= before
         back = {i for i in before if i not in self.backlog._parked}
@@ -255,7 +255,7 @@ def test_prompts_that_came_and_left_leave_no_memory_behind(name):
     assert all(len(heap._entries) <= 2 * len(heap) + SLACK for heap in heaps)
     assert sum(map(len, heaps)) == 200
     assert len(backlog._parked) == 0
-    assert not backlog._parked._roomless
+    assert not backlog._parked._roomless and not backlog._parked._since_s
 
 
 @given(st.lists(st.tuples(st.sampled_from("pdtr"), st.integers(0, 9), st.integers(0, 3))))

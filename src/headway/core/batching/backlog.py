@@ -68,7 +68,7 @@ class Backlog:
         """Forget a prompt; unknown ids are ignored."""
         prompt = self._prompts.pop(prompt_id, None)
         if prompt is not None:
-            self._parked.free(prompt_id)
+            self._parked.forget(prompt_id)
             self._take_down(prompt)
 
     def start(self, prompt: Prompt, now_s: float) -> None:
@@ -121,7 +121,7 @@ class Backlog:
             self.add(self._prompts[prompt_id], now_s)
 
     def unpark(
-        self, probe: Callable[[str], Probe], fits: Callable[[Probe, int], bool], now_s: float
+        self, probe: Callable[[str], Probe], fits: Callable[[str, Probe, int], bool], now_s: float
     ) -> None:
         """Let those back in that can start by now.
 
@@ -134,7 +134,7 @@ class Backlog:
         for queue in self._parked.roomless():
             while (prompt_id := queue.first()) is not None:
                 seen = probe(prompt_id)
-                if seen.blocked is not None or not fits(seen, blocks):
+                if seen.blocked is not None or not fits(prompt_id, seen, blocks):
                     self.park(prompt_id, seen, now_s)
                     break
                 blocks += seen.blocks
@@ -151,9 +151,14 @@ class Backlog:
                 if looks == 0:
                     break
 
-    def roomless_since_s(self) -> float | None:
-        """Since when the first of those set aside has needed room; None without any."""
-        return self._parked.roomless_since_s()
+    def lacks_room(self) -> bool:
+        """Whether a prompt is set aside for want of room."""
+        return bool(self._parked.roomless())
+
+    def roomless_before(self, since_s: float) -> str | None:
+        """Who found no room first and hasn't started since, if that was before `since_s`."""
+        first = self._parked.longest_roomless()
+        return first[0] if first is not None and first[1] < since_s else None
 
     def without_slot(self) -> int:
         """How many prompts wait only for their adapter to get a slot."""

@@ -45,7 +45,7 @@ class Parked:
 
     def block(self, prompt_id: str, reason: str) -> None:
         """Something else than room is missing. It is looked at after others of that reason."""
-        self.free(prompt_id)
+        self.forget(prompt_id)
         self._reason_of[prompt_id] = reason
         self._blocked.setdefault(reason, OrderedDict())[prompt_id] = None
 
@@ -54,7 +54,11 @@ class Parked:
         self._leave_reason(prompt_id)
         if prompt_id in self._class_of:
             self._leave_class(prompt_id)
-            del self._since_s[prompt_id]
+
+    def forget(self, prompt_id: str) -> None:
+        """It waits no longer, or not for room: nor is it remembered since when it lacked that."""
+        self.free(prompt_id)
+        self._since_s.pop(prompt_id, None)
 
     def roomless(self) -> list[LazyHeap]:
         """The classes of those that lack room, smallest need first."""
@@ -69,9 +73,9 @@ class Parked:
         for _ in range(len(self._blocked[reason])):
             yield next(iter(self._blocked[reason]))
 
-    def roomless_since_s(self) -> float | None:
-        """Since when the first of them has lacked room; None without any."""
-        return next(iter(self._since_s.values()), None)
+    def longest_roomless(self) -> tuple[str, float] | None:
+        """Who found no room first and hasn't started since, and when that was."""
+        return next(iter(self._since_s.items()), None)
 
     def _leave_reason(self, prompt_id: str) -> None:
         reason = self._reason_of.pop(prompt_id, None)

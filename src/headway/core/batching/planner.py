@@ -53,6 +53,9 @@ class StepPlanner:
         self._stretch_s = allowance.stretch_s
         self._floor = allowance.floor_tokens
         self._free_blocks = step.free_blocks
+        self._due: str | None = None
+        self._due_blocks = 0
+        """Who has found no room for too long, and the KV blocks that are kept for it."""
         self._looks = MAX_LOOKS
         self._finished = False
         self.waited = False
@@ -72,10 +75,10 @@ class StepPlanner:
         self._backlog.begin_step(step.adapters, step.adapter_slots, too_long_s)
         waits = bool(self._backlog) and step.seats > 0
         if waits:
+            self._keep_room(too_long_s)
             self._backlog.unpark(self._probe, self._fits, self._now_s)
         self.turn.look()
         running = self.turn.rank_running(step.prefills)
-        waits = waits and not self._draining()
         self._merge(running, waits=waits)
         if waits and self._finished and self._tokens > 0:
             self._merge([], waits=waits)
@@ -95,7 +98,7 @@ class StepPlanner:
         if self._spent >= self._step.tokens or len(self._admitted) >= self._step.seats:
             return True
         late = any(self._backlog.has_yielding(self._now_s, long=long) for long in (False, True))
-        return late or self._backlog.roomless_since_s() is not None
+        return late or self._backlog.lacks_room()
 
     def _merge(self, running: list[tuple[Rank, Prompt]], *, waits: bool) -> None:
         """Serve prompts mid-prefill and waiting ones by rank until nothing is left to spend."""
@@ -153,9 +156,9 @@ class StepPlanner:
     def _admit(self, prompt: Prompt, rank: Rank) -> None:
         """Start a waiting prompt, set it aside, or pass it over in this step."""
         seen = self._probe(prompt.id)
-        if seen.ask is not None and self._fits(seen) and not self._ends(prompt, seen):
+        if seen.ask is not None and self._fits(prompt.id, seen) and not self._ends(prompt, seen):
             seen = seen.ask()
-        if seen.blocked is not None or not self._fits(seen):
+        if seen.blocked is not None or not self._fits(prompt.id, seen):
             self._backlog.park(prompt.id, seen, self._now_s)
             self.turn.left(prompt)
             self._looks -= 1
@@ -174,15 +177,20 @@ class StepPlanner:
                 self._admit_aged(older)
             return
         self._spend(planned, seen.tokens, seen.context_tokens)
-        self._backlog.start(prompt, self._now_s)
-        self.turn.left(prompt)
+        self._start(prompt, seen)
         self.turn.charge(prompt, rank, planned)
         if planned < seen.tokens or not seen.exact:
             self._occupancy.enter(seen.tokens)
         else:
             self._hurry(prompt)
-        self._free_blocks -= seen.blocks
         self._admitted.append(Chunk(prompt.id, planned, seen.tokens - planned))
+
+    def _start(self, prompt: Prompt, seen: Probe) -> None:
+        self._backlog.start(prompt, self._now_s)
+        self.turn.left(prompt)
+        self._free_blocks -= seen.blocks
+        if prompt.id == self._due:
+            self._due_blocks = 0
 
     def _chunk(self, prompt: Prompt, seen: Probe) -> int:
         return self._fit(seen.tokens, seen.context_tokens, unsplit=prompt.unsplit)
@@ -195,11 +203,9 @@ class StepPlanner:
         """Let a prompt's KV be fetched. It takes one token so that the host looks at it."""
         self._tokens -= 1
         self._spent += 1
-        self._free_blocks -= seen.blocks
         if not seen.exact:  # what was to be fetched may be gone, and the prompt be computed
             self._occupancy.enter(seen.tokens)
-        self._backlog.start(prompt, self._now_s)
-        self.turn.left(prompt)
+        self._start(prompt, seen)
         self._admitted.append(Chunk(prompt.id, 1, 0))
 
     def _fit(self, tokens: int, context_tokens: int, *, unsplit: bool) -> int:
@@ -247,15 +253,21 @@ class StepPlanner:
             self._seconds = min(self._seconds, left_s)
             self._stretch_s = min(self._stretch_s, left_s)
 
-    def _fits(self, seen: Probe, beside_blocks: int = 0) -> bool:
-        """KV blocks are there for the whole prompt; vLLM itself decides in an idle engine."""
+    def _keep_room(self, too_long_s: float) -> None:
+        """One that has found no room for too long gets it; others start beside it, if they can."""
+        self._due = self._backlog.roomless_before(too_long_s)
+        if self._due is not None:
+            self._due_blocks = self._probe(self._due).blocks
+
+    def _fits(self, prompt_id: str, seen: Probe, beside_blocks: int = 0) -> bool:
+        """KV blocks are there for the whole prompt; vLLM itself decides in an idle engine.
+
+        beside_blocks: those of others that are to start too.
+        """
+        if prompt_id != self._due:
+            beside_blocks += self._due_blocks
         idle = self._step.idle and not self._admitted and not beside_blocks
         return idle or seen.blocks + beside_blocks <= self._free_blocks
-
-    def _draining(self) -> bool:
-        """One that never finds room has waited long enough: nobody else starts meanwhile."""
-        since_s = self._backlog.roomless_since_s()
-        return since_s is not None and self._now_s - since_s > self._max_wait_s
 
     def _admit_aged(self, classes: list[bool]) -> None:
         """The place that is kept for the oldest of these classes is free: it takes it."""
