@@ -97,7 +97,8 @@ def test_every_setting_is_a_flag(serve):
     engine = serve(
         "--policy priority --order fcfs --budget deadline --max-num-partial-prefills 3 "
         "--max-long-partial-prefills 2 --long-prefill-token-threshold 99 --ttft-slo-s 2 "
-        "--ttft-slo-factor 5 --tpot-slo-s 0.5 --max-wait-s 60"
+        "--ttft-slo-factor 5 --tpot-slo-s 0.5 --max-wait-s 60 --min-client-slo-factor 0.5 "
+        "--max-client-slo-factor 3 --min-client-priority -2"
     )
     expected = headway_config(engine)
     assert set(expected) == set(command.settings.SETTING_NAMES)
