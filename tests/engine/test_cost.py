@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from headway.core.batching.backlog import MAX_MOVES
+from headway.core.batching.backlog import MOVES
 
 from .conftest import teach
 from .harness import make_request
@@ -46,7 +46,7 @@ def test_a_step_makes_the_same_number_of_calls_however_many_wait(drive, policy):
         for _ in range(20):
             driver.step()
         calls[waiting] = calls_in(lambda driver=driver: [driver.step() for _ in range(40)])
-    turned_late = 20 * MAX_MOVES * 40
+    turned_late = 20 * MOVES * 40
     assert calls[4_000] <= 1.3 * calls[200] + 400 + turned_late
 
 

@@ -16,10 +16,13 @@ RankFn = Callable[[Prompt], Rank]
 Head = tuple[Rank, Rank, Prompt, bool]
 """A prompt that may be next: its rank, its lane, and whether it was taken from it already."""
 LONG: Final = 0
-"""Where a lane says whether its prompts are long."""
+YIELDING: Final = 1
+"""Where a lane says whether its prompts are long, and (first of the order's own) go last."""
+MOVES: Final = 8
 MAX_MOVES: Final = 64
-"""Prompts that may change their lane in one draw; more than turn late in a step of any load
-that an engine can be under for long, or those behind them would not be seen."""
+"""Prompts that may change their lane in one draw: a few, and two more for each that has come since
+the last one, in all no more than `MAX_MOVES`. Where an engine can't keep up as many turn late as
+come, and those that don't change their lane hide those behind them."""
 BLOCKED_LOOKS: Final = 8
 """Prompts blocked for one reason that are looked at in vain in one step."""
 
@@ -43,6 +46,7 @@ class Backlog:
         self._slots = AdapterSlots()
         self._parked = Parked()
         self._moves = 0
+        self._came = 0
         self.hold_long = False
         """While set, `draw` passes over long prompts."""
 
@@ -55,6 +59,7 @@ class Backlog:
     def add(self, prompt: Prompt, now_s: float) -> None:
         """Take in a prompt, or replace the one of the same id."""
         before = self._prompts.get(prompt.id)
+        self._came += before is None
         if before is not None and before.adapter != prompt.adapter:
             self._take_down(before)
         self._parked.free(prompt.id)
@@ -215,7 +220,7 @@ class Backlog:
         """
         drawn: list[tuple[LazyHeap, Entry]] = []
         heads: list[Head] = []
-        self._moves = MAX_MOVES
+        self._moves, self._came = min(MAX_MOVES, MOVES + 2 * self._came), 0
         try:
             for shelf in self._open_shelves():
                 for lane in list(shelf.lanes):
@@ -241,15 +246,21 @@ class Backlog:
         """Whether a long prompt waits."""
         return any(lane[LONG] for shelf in self._open_shelves() for lane in shelf.lanes)
 
-    def has_yielding(self, now_s: float, *, long: bool) -> bool:
-        """Whether the head of a lane of the class is one of those going last."""
-        return any(
-            lane[LONG] == long
-            and (head := heap.first()) is not None
-            and self._order.yielding(self._prompts[head], now_s)
-            for shelf in self._open_shelves()
-            for lane, heap in shelf.lanes.items()
-        )
+    def has_yielding(self) -> bool:
+        """Whether a prompt waits that was of the class going last when it was last looked at."""
+        return any(lane[YIELDING] for shelf in self._open_shelves() for lane in shelf.lanes)
+
+    def yielding(self, now_s: float) -> set[bool]:
+        """Of which kinds, long or not, the first of a lane is one of those going last."""
+        found = set[bool]()
+        for shelf in self._open_shelves():
+            for lane, heap in shelf.lanes.items():
+                if lane[LONG] not in found:
+                    head = heap.first()
+                    late = head is not None and self._order.yielding(self._prompts[head], now_s)
+                    if lane[YIELDING] or late:
+                        found.add(lane[LONG])
+        return found
 
     def long_head(self, now_s: float) -> Prompt | None:
         """The long prompt that would start next, or None."""
@@ -277,7 +288,7 @@ class Backlog:
     ) -> None:
         """Put the lane's next prompt among the heads; move those whose lane changed.
 
-        Thousands may turn late at once; those beyond `MAX_MOVES` move in later draws and
+        Thousands may turn late at once; those beyond so many move in later draws and
         until then keep what is behind them in their lane from being seen.
         """
         heap = shelf.lanes.get(lane)

@@ -97,8 +97,7 @@ class StepPlanner:
         """What the engine has is used up, or late prompts show that it isn't enough."""
         if self._spent >= self._step.tokens or len(self._admitted) >= self._step.seats:
             return True
-        late = any(self._backlog.has_yielding(self._now_s, long=long) for long in (False, True))
-        return late or self._backlog.lacks_room()
+        return self._backlog.lacks_room() or self._backlog.has_yielding()
 
     def _merge(self, running: list[tuple[Rank, Prompt]], *, waits: bool) -> None:
         """Serve prompts mid-prefill and waiting ones by rank until nothing is left to spend."""

@@ -90,13 +90,13 @@ class Turn:
 
     def look(self) -> None:
         """Find out who waits with a guaranteed share."""
+        self.present |= self._backlog.yielding(self._now_s)
         for long in (False, True):
             with closing(self._backlog.older(self.aged_before_s, long=long)) as older:
                 oldest = next(older, None)
             if oldest is not None:
                 self._waiting[long] = oldest
                 self._first[long] = _age(oldest)
-            if oldest is not None or self._backlog.has_yielding(self._now_s, long=long):
                 self.present.add(long)
 
     def rank_running(self, prompts: Sequence[Prompt]) -> list[tuple[Rank, Prompt]]:
