@@ -255,7 +255,8 @@ def test_prompts_that_came_and_left_leave_no_memory_behind(name):
     assert all(len(heap._entries) <= 2 * len(heap) + SLACK for heap in heaps)
     assert sum(map(len, heaps)) == 200
     assert len(backlog._parked) == 0
-    assert not backlog._parked._roomless and not backlog._parked._since_s
+    assert not backlog._parked._roomless
+    assert not backlog._parked._since_s
 
 
 @given(st.lists(st.tuples(st.sampled_from("pdtr"), st.integers(0, 9), st.integers(0, 3))))
