@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from vllm.config import LoRAConfig
 from vllm.lora.request import LoRARequest
@@ -198,6 +198,23 @@ policies = st.one_of(
     vllm_threshold=st.sampled_from((0, 0, 50)),
     slots=st.sampled_from((1, 2, 8)),
     adapters=st.integers(1, 6),
+)
+@example(  # the one that room is kept for isn't the oldest of its size
+    policy={"budget": "deadline", "order": "fcfs"},
+    seed=1142,
+    partial=1,
+    long_share=1,
+    blocks=40,
+    budget=16,
+    seats=32,
+    depth=2,
+    scheduling_policy="fcfs",
+    connected=False,
+    caching=False,
+    max_wait_s=0.5,
+    vllm_threshold=0,
+    slots=1,
+    adapters=1,
 )
 def test_any_load_ends_well(
     folder,

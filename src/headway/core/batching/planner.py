@@ -254,9 +254,15 @@ class StepPlanner:
 
     def _keep_room(self, too_long_s: float) -> None:
         """One that has found no room for too long gets it; others start beside it, if they can."""
-        self._due = self._backlog.roomless_before(too_long_s)
-        if self._due is not None:
-            self._due_blocks = self._probe(self._due).blocks
+        due = self._backlog.roomless_before(too_long_s)
+        if due is None:
+            return
+        seen = self._probe(due)
+        self._due, self._due_blocks = due, seen.blocks
+        if seen.blocked is not None:
+            self._backlog.park(due, seen, self._now_s)
+        elif self._fits(due, seen):  # whoever else of its size is older
+            self._backlog.wake(due, self._now_s)
 
     def _fits(self, prompt_id: str, seen: Probe, beside_blocks: int = 0) -> bool:
         """KV blocks are there for the whole prompt; vLLM itself decides in an idle engine.
