@@ -23,7 +23,7 @@ def answering(now_s=100.0, **asked):
     """Tracks of one request that has just had its first token."""
     settings = parse({"tpot_slo_s": TPOT_S, "min_client_slo_factor": 0.1}, 4_096)
     tracks = Tracks(Policy(settings, StepTimeModel(), 512))
-    request = make_request(40, 1_000, extra_args=asked)
+    request = make_request(40, 1_000, extra_args=asked, block_hasher=None)
     tracks.of(request, 40, now_s)
     request.num_computed_tokens = 40
     assert tracks.deadlines_s([request], now_s, 0.0) == [math.inf]
