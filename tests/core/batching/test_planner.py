@@ -303,7 +303,7 @@ def test_one_that_cannot_start_is_out_of_the_way_of_others():
 
 
 def test_one_that_finds_no_room_is_given_room_in_the_end():
-    """After `max_wait_s` aside nobody else starts until it fits."""
+    """After `max_wait_s` aside it gets the next room: others start only beside it."""
     policy = make_policy(policy="parallel", max_wait_s=10.0)
     policy.add(Prompt("big", NOW_S, 1_000, 0, 1_000), NOW_S)
     probes = {"big": Probe(1_000, blocks=63)}
