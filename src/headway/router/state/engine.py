@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headway.config import EngineAddress, TimeoutSettings
-from headway.core.breaker import Breaker
+from headway.core.reliability.breaker import Breaker
 from headway.core.reliability.engine_health import EngineHealth, HealthState
 from headway.core.routing.views import EngineView, PoolView
 from headway.router.wire.engine_pool import UpstreamPool

@@ -15,9 +15,9 @@ from typing import Final
 
 from headway import config as settings
 from headway.core.admission import ByteCeiling, Ceiling
-from headway.core.breaker import Breaker
 from headway.core.handoff import Count, Handoff, Params
-from headway.core.retries import RetryBudget
+from headway.core.reliability.breaker import Breaker
+from headway.core.reliability.retry import RetryBudget
 from headway.core.routing.length import LengthEstimator
 from headway.core.routing.prefixes import PrefixMap
 from headway.core.routing.strategy import STRATEGY_BY_NAME

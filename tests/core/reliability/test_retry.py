@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import SettingError
-from headway.core.retries import RetryBudget
+from headway.core.reliability.retry import RetryBudget
 
 ratios = st.sampled_from((0.0, 0.1, 0.2, 1.0)) | st.floats(0, 2)
 rates = st.sampled_from((0.0, 1.0, 10.0)) | st.floats(0, 20)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.breaker import Breaker, BreakerSettings
 from headway.core.errors import SettingError
+from headway.core.reliability.breaker import Breaker, BreakerSettings
 
 SETTINGS = BreakerSettings(failures=3, first_s=1.0, cap_s=8.0, ramp_s=10.0, ramp_from=0.1)
 ENDS = ("succeeded", "failed", "cancelled", "neutral")
