@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.router.rules_engine import body_for, engines, flags, on_loop, routing, until
 
-from headway.core.reliability.engine_health import EngineHealth, HealthState
+from headway.core.reliability.checks import EngineHealth, HealthState
 from headway.router.serve.admin import Admin
 from headway.router.wire.server import serve
 

@@ -12,7 +12,7 @@ from tests.router.stub_engine import BROKEN, CUT, FAULTS, PARAMS
 
 from headway import config
 from headway.core.errors import SettingError
-from headway.core.reliability.engine_health import EngineHealth, HealthState
+from headway.core.reliability.checks import EngineHealth, HealthState
 from headway.core.routing.length import PRIOR_BYTES_PER_TOKEN
 
 BRIEF = {

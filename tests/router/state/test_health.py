@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.router.fleet import Fleet, body_of, run, wire_bytes
 from tests.router.raw_client import Wire
 
-from headway.core.reliability.engine_health import HealthState
+from headway.core.reliability.checks import HealthState
 from headway.router.serve.admin import Admin
 from headway.router.wire.server import serve
 

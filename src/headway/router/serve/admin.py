@@ -6,7 +6,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from headway.config import TimeoutSettings
-from headway.core.reliability.engine_health import HealthState
+from headway.core.reliability.checks import HealthState
 from headway.router.openai import error_body
 from headway.router.state.engine import EngineState
 from headway.router.state.metrics import METRICS_TYPE

@@ -12,7 +12,7 @@ from typing import Final
 
 from headway.config import EngineAddress, TimeoutSettings
 from headway.core.reliability.breaker import Breaker
-from headway.core.reliability.engine_health import EngineHealth, HealthState
+from headway.core.reliability.checks import EngineHealth, HealthState
 from headway.core.routing.views import EngineView, PoolView
 from headway.router.wire.engine_pool import UpstreamPool
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headway.config import Health
-from headway.core.reliability.engine_health import HealthCheck, HealthState
+from headway.core.reliability.checks import HealthCheck, HealthState
 from headway.router.state.engine import EngineReport, EngineState
 from headway.router.wire.engine_pool import (
     ConnectTimeout,
@@ -62,7 +62,7 @@ def _capacity(labels: dict[bytes, bytes]) -> int | None:
 
 
 class Checker:
-    """Asks one engine again and again how it is; `core.reliability.engine_health` judges.
+    """Asks one engine again and again how it is; `core.reliability.checks` judges.
 
     An engine that was ejected comes back slowly: its share of requests grows (`Breaker.weight`).
     """

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.reliability.engine_health import EngineHealth, HealthCheck, HealthState
+from headway.core.reliability.checks import EngineHealth, HealthCheck, HealthState
 
 STARTING, WELL = HealthState.STARTING, HealthState.WELL
 DEGRADED, EJECTED = HealthState.DEGRADED, HealthState.EJECTED
