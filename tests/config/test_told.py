@@ -9,9 +9,10 @@ import pytest
 
 from headway import config
 from headway.config.fleet import Fleet
-from headway.config.model import STRATEGIES, Pool, Router
+from headway.config.model import Pool, Router
 from headway.config.problems import dotted
 from headway.config.reading import REQUIRED, UNSET, all_settings
+from headway.core.routing.strategies import STRATEGY_BY_NAME
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "docs/router-config.md").read_text()
@@ -42,7 +43,7 @@ def test_examples_of_a_fleet_are_right_and_raise_no_warning(example):
 
 
 def test_the_page_has_an_example_of_each_strategy():
-    assert {config.parse(example).router.strategy for example in EXAMPLES} == set(STRATEGIES)
+    assert {config.parse(example).router.strategy for example in EXAMPLES} == set(STRATEGY_BY_NAME)
 
 
 @pytest.mark.parametrize(("path", "setting"), ALL)

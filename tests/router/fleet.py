@@ -151,7 +151,7 @@ class Fleet:
         self.service.now = lambda: now() + seconds
 
     def all_healthy(self):
-        return all(engine.usable for engine in self.service.engines.values())
+        return all(engine.health.usable for engine in self.service.engines.values())
 
     def engine(self, stub):
         return next(e for e in self.service.engines.values() if e.id.endswith(f":{stub.port}"))
@@ -199,9 +199,9 @@ class Fleet:
     def unsettled(self):
         """What isn't back to zero."""
         service = self.service
-        found = [f"{e.id}: {e.work}" for e in self.known if any_work(e)]
+        found = [f"{e.id}: {e.load.work}" for e in self.known if any_work(e)]
         found += [f"{e.id}: busy" for e in self.known if e.upstream.busy]
-        found += [f"{e.id}: probe" for e in self.known if e.breaker._probe]
+        found += [f"{e.id}: probe" for e in self.known if e.health.breaker._probe]
         found += [f"{stub.port}: active" for stub in self.stubs if stub.active]
         if service.ceiling.in_flight or self.server.requests or service._background:
             found.append("requests or releases in flight")
@@ -228,7 +228,7 @@ class Fleet:
 
 
 def any_work(engine):
-    work = engine.work
+    work = engine.load.work
     return any(getattr(work, name) for name in type(work).__slots__)
 
 

@@ -360,13 +360,13 @@ class Router:
         return httpx.AsyncClient(base_url=self.url, timeout=WAIT_S)
 
     def healthy(self):
-        return [e for e in self.service.engines.values() if e.usable]
+        return [e for e in self.service.engines.values() if e.health.usable]
 
     def works(self):
         return [
-            getattr(engine.work, name)
+            getattr(engine.load.work, name)
             for engine in self.service.engines.values()
-            for name in type(engine.work).__slots__
+            for name in type(engine.load.work).__slots__
         ]
 
     def metric(self, name, **labels):

@@ -38,6 +38,7 @@ from headway.config.problems import (
 from headway.config.reading import all_settings, section, unknown
 from headway.config.rules import check, check_tls, server_tls, warnings
 from headway.config.schema import schema, schema_text
+from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY
 
 __all__ = [
     "Batching",
@@ -132,7 +133,7 @@ def from_flags(
         absent, present = ("--decode", "--prefill") if prefill else ("--prefill", "--decode")
         said = f"is missing; {present} engines need at least one {absent} engine"
         raise ConfigError((Problem(absent, said),))
-    settings.setdefault("strategy", "disaggregated" if split else "unified")
+    settings.setdefault("strategy", SPLIT_STRATEGY if split else DEFAULT_STRATEGY)
     document = {"router": settings, "pool": pools}
     return _built(document, source, pathlib.Path(), open_files=True, starts=False)
 

@@ -32,7 +32,7 @@ def _summary(config: Config) -> Iterator[str]:
     names = ", ".join(config.keys.names) or "nobody"
     keys = f"for those with a key: {names}" if config.keys else "no keys asked for"
     yield f"{scheme}://{host}:{router.port}, {keys}"
-    yield f"{router.strategy}: {_STRATEGIES[router.strategy]}"
+    yield f"{router.strategy}: {router.routing.meaning}"
     for pool in config.pools:
         count = len(pool.engines) or pool.replicas
         engines = "1 engine" if count == 1 else f"{count} engines"
@@ -45,15 +45,8 @@ def _summary(config: Config) -> Iterator[str]:
     )
 
 
-_STRATEGIES = {
-    "unified": "each request goes whole to the engine where it waits least",
-    "dedicated": "each request goes whole to the pool for its length",
-    "disaggregated": "prompts are prefilled in one pool, their KV moves to another that decodes",
-}
-
-
 def _duty(router: Router, pool: Pool) -> str:
-    if router.strategy == "disaggregated":
+    if router.routing.splits:
         return {
             "both": "prefills or decodes",
             "prefill": "prefills",
@@ -61,9 +54,9 @@ def _duty(router: Router, pool: Pool) -> str:
         }[pool.role]
     if pool.role == "prefill":
         return "idle"
-    if router.strategy == "dedicated" and pool.max_prompt_tokens is not None:
+    if router.routing.by_length and pool.max_prompt_tokens is not None:
         return f"prompts of up to {pool.max_prompt_tokens} uncached tokens"
-    return "all prompts" if router.strategy == "unified" else "all longer prompts"
+    return "all longer prompts" if router.routing.by_length else "all prompts"
 
 
 def _rows(config: Config) -> Iterator[tuple[str, str, str]]:

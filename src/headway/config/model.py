@@ -25,8 +25,8 @@ from headway.config.fleet import DEVICE, MODEL, Batching, Fleet, Variables, Vllm
 from headway.config.keys import KeyEntry, KeyHash, KeyRing
 from headway.config.problems import Source
 from headway.core.batching.settings import LONG_PREFILL_TOKENS
+from headway.core.routing.strategies import DEFAULT_STRATEGY, STRATEGY_BY_NAME, Strategy
 
-STRATEGIES: Final = ("unified", "dedicated", "disaggregated")
 ROLES: Final = ("both", "prefill", "decode")
 
 MOST_REPLICAS: Final = 1000
@@ -129,9 +129,9 @@ class Router:
         Whole(0, 65535),
         "state and draining, on the loopback address only; 0: off, with `headway up` any free port",
     ] = 9001
-    strategy: Annotated[str, Choice(STRATEGIES), "how requests are spread over the pools"] = (
-        "unified"
-    )
+    strategy: Annotated[
+        str, Choice(tuple(STRATEGY_BY_NAME)), "how requests are spread over the pools"
+    ] = DEFAULT_STRATEGY
     receipt: Annotated[
         bool,
         Flag(),
@@ -173,6 +173,11 @@ class Router:
     keys: Keys = Keys()
     retries: Retries = Retries()
     health: Health = Health()
+
+    @property
+    def routing(self) -> Strategy:
+        """The row of its strategy."""
+        return STRATEGY_BY_NAME[self.strategy]
 
     @property
     def bodies_bytes(self) -> int:

@@ -8,9 +8,12 @@ from headway.config.checks import EngineAddress
 from headway.config.model import Config, Router, Tls
 from headway.config.problems import Problems
 from headway.config.starting import Pools, check_places, check_starts
+from headway.core.routing.strategies import SPLIT_STRATEGY, STRATEGY_BY_NAME
 
 if TYPE_CHECKING:
     from headway.config.lines import Path
+
+_READERS = " or ".join(f'"{row.name}"' for row in STRATEGY_BY_NAME.values() if row.by_length)
 
 
 def check(router: Router, pools: Pools, problems: Problems, *, starts: bool) -> None:
@@ -28,15 +31,15 @@ def check(router: Router, pools: Pools, problems: Problems, *, starts: bool) -> 
     _distinct(pools, problems)
     _not_itself(router, pools, problems)
     if problems.clear_of(("router", "strategy"), ("pool",)):
-        if router.strategy == "dedicated":
-            _dedicated(pools, problems)
-        elif router.strategy == "disaggregated":
-            _disaggregated(pools, problems)
+        if router.routing.by_length:
+            _by_length(router.strategy, pools, problems)
+        elif router.routing.splits:
+            _splits(router.strategy, pools, problems)
         elif not any(pool.role != "prefill" for _, pool in pools):
             problems.add(
                 ("router", "strategy"),
                 'no pool serves whole requests; use role = "both", '
-                'or strategy = "disaggregated" with a decode pool',
+                f'or strategy = "{SPLIT_STRATEGY}" with a decode pool',
             )
     for index, pool in pools:
         prompt, context = pool.max_prompt_tokens, pool.max_model_len
@@ -102,15 +105,15 @@ def warnings(config: Config) -> tuple[str, ...]:
             found.append(f"whoever reaches {where} may use it: set router.keys")
         elif router.tls is None:
             found.append(f"keys travel in the clear to {where}: set router.tls, or end TLS before")
-    if router.strategy != "disaggregated":
+    if not router.routing.splits:
         found += [
             f'pool "{pool.name}" is idle: "{router.strategy}" sends nothing to prefill pools'
             for pool in config.pools
             if pool.role == "prefill"
         ]
-    if router.strategy != "dedicated":
+    if not router.routing.by_length:
         found += [
-            f'max_prompt_tokens of pool "{pool.name}" has no effect: only "dedicated" reads it'
+            f'max_prompt_tokens of pool "{pool.name}" has no effect: only {_READERS} reads it'
             for pool in config.pools
             if pool.max_prompt_tokens is not None
         ]
@@ -159,12 +162,12 @@ def _same_host(engine: EngineAddress, listening: str) -> bool:
     return engine.host == listening.lower() or (local and _loopback(engine.host))
 
 
-def _dedicated(pools: Pools, problems: Problems) -> None:
+def _by_length(strategy: str, pools: Pools, problems: Problems) -> None:
     whole = [(index, pool) for index, pool in pools if pool.role != "prefill"]
     if len(whole) < 2:
         problems.add(
             ("router", "strategy"),
-            '"dedicated" needs two or more pools that serve whole requests: '
+            f'"{strategy}" needs two or more pools that serve whole requests: '
             "one with max_prompt_tokens for short prompts, one without for the others",
         )
         return
@@ -177,23 +180,22 @@ def _dedicated(pools: Pools, problems: Problems) -> None:
         said = "has no max_prompt_tokens either" if limit is None else "has the same"
         problems.add(
             ("pool", index, "max_prompt_tokens"),
-            f'with "dedicated" each pool needs its own and one pool has none; pool[{first}] {said}',
+            f'with "{strategy}" each pool needs its own and one pool has none; '
+            f"pool[{first}] {said}",
         )
     if None not in limits:
         longest = max(whole, key=lambda each: each[1].max_prompt_tokens or 0)[0]
         problems.add(
             ("pool", longest, "max_prompt_tokens"),
-            'with "dedicated" one pool takes prompts of any length; leave this one out',
+            f'with "{strategy}" one pool takes prompts of any length; leave this one out',
         )
 
 
-def _disaggregated(pools: Pools, problems: Problems) -> None:
+def _splits(strategy: str, pools: Pools, problems: Problems) -> None:
     roles = {pool.role for _, pool in pools}
     for role in ("prefill", "decode"):
         if role not in roles:
-            problems.add(
-                ("router", "strategy"), f'"disaggregated" needs a pool with role = "{role}"'
-            )
+            problems.add(("router", "strategy"), f'"{strategy}" needs a pool with role = "{role}"')
 
 
 def _loopback(host: str) -> bool:

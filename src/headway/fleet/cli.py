@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.errors import HeadwayError, SettingError
+from headway.core.routing.strategies import SPLIT_STRATEGY, STRATEGY_BY_NAME
 
 FILE: Final = "headway.toml"
 NAME: Final = "default"
@@ -78,8 +79,8 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", default=FILE, help=f"default: {FILE}")
     parser.add_argument(
         "--strategy",
-        choices=("unified", "dedicated", "disaggregated"),
-        help="how requests are spread (default: disaggregated where there are two devices)",
+        choices=tuple(STRATEGY_BY_NAME),
+        help=f"how requests are spread (default: {SPLIT_STRATEGY} where there are two devices)",
     )
     parser.add_argument("--model", help="a directory or a hub name (default: the bundled model)")
     parser.add_argument("--force", action="store_true", help="also over a file that exists")

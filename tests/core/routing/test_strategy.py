@@ -1,17 +1,17 @@
 """Which pool, whole or split: what each strategy promises."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.routing.classify import Fit, belongs, context_limit, fit, uncached_tokens
-from headway.core.routing.strategy import (
-    STRATEGY_BY_NAME,
-    Dedicated,
-    Disaggregated,
-    Reason,
-    Unified,
-)
+from headway.core.routing.route import Reason
+from headway.core.routing.strategies import STRATEGY_BY_NAME
+from headway.core.routing.strategies.dedicated import dedicated
+from headway.core.routing.strategies.disaggregated import disaggregated
+from headway.core.routing.strategies.unified import unified
 
 from .made import NOW_S, draws, engine, many_pools, pool, request, requests
 
@@ -19,7 +19,7 @@ names = st.sampled_from(sorted(STRATEGY_BY_NAME))
 
 
 def route(strategy, asked, *pools, draw=0.0, now_s=NOW_S):
-    return strategy.route(asked, tuple(pools), now_s, draw)
+    return strategy(asked, tuple(pools), now_s, draw)
 
 
 def by_id(pools):
@@ -32,7 +32,7 @@ def by_id(pools):
 @given(names, requests(), many_pools(), draws)
 def test_a_route_names_only_engines_that_may_take_the_request(name, asked, pools, draw):
     """Ready, not excluded, of the right role, and not certain to refuse the length."""
-    made = route(STRATEGY_BY_NAME[name](), asked, *pools, draw=draw)
+    made = route(STRATEGY_BY_NAME[name].route, asked, *pools, draw=draw)
     known = by_id(pools)
     for engine_id in filter(None, (made.engine, made.prefill, made.decode)):
         chosen, home = known[engine_id]
@@ -46,7 +46,7 @@ def test_a_route_names_only_engines_that_may_take_the_request(name, asked, pools
 
 @given(names, requests(), many_pools(), draws)
 def test_a_route_is_complete_for_its_kind(name, asked, pools, draw):
-    made = route(STRATEGY_BY_NAME[name](), asked, *pools, draw=draw)
+    made = route(STRATEGY_BY_NAME[name].route, asked, *pools, draw=draw)
     assert made.reason in set(Reason)
     named = (made.engine is not None, made.prefill is not None, made.decode is not None)
     if made.kind == "refuse":
@@ -64,7 +64,7 @@ def test_a_route_is_complete_for_its_kind(name, asked, pools, draw):
 @given(names, requests(), many_pools(), draws, st.randoms(use_true_random=False))
 def test_the_same_question_has_the_same_answer(name, asked, pools, draw, rng):
     """In whatever order engines are listed."""
-    strategy = STRATEGY_BY_NAME[name]()
+    strategy = STRATEGY_BY_NAME[name].route
     made = route(strategy, asked, *pools, draw=draw)
     shuffled = [p._replace(engines=tuple(rng.sample(p.engines, len(p.engines)))) for p in pools]
     rng.shuffle(shuffled)
@@ -79,7 +79,7 @@ def test_the_same_question_has_the_same_answer(name, asked, pools, draw, rng):
 
 @given(names, requests(), many_pools(), draws)
 def test_a_request_is_refused_only_if_no_engine_could_serve_it(name, asked, pools, draw):
-    made = route(STRATEGY_BY_NAME[name](), asked, *pools, draw=draw)
+    made = route(STRATEGY_BY_NAME[name].route, asked, *pools, draw=draw)
     able = [
         e
         for e, p in by_id(pools).values()
@@ -100,14 +100,14 @@ def test_an_estimate_beyond_every_context_is_left_to_the_engine(name):
     """It goes where the context is largest, and never in two legs."""
     prefill = pool("p", role="prefill")
     small, large = pool("a", max_model_len=2_000), pool("b", max_model_len=9_000)
-    made = route(STRATEGY_BY_NAME[name](), request(50_000), small, large, prefill)
+    made = route(STRATEGY_BY_NAME[name].route, request(50_000), small, large, prefill)
     assert (made.kind, made.engine) == ("whole", "b/h:1")
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGY_BY_NAME))
 def test_refusals_say_what_is_wrong(name):
     def refusal(asked, *pools):
-        made = route(STRATEGY_BY_NAME[name](), asked, *pools)
+        made = route(STRATEGY_BY_NAME[name].route, asked, *pools)
         return made.status, made.reason
 
     place = pool("a", max_model_len=2_000)
@@ -124,13 +124,13 @@ def test_refusals_say_what_is_wrong(name):
 
 @given(requests(), many_pools(), draws)
 def test_unified_never_splits(asked, pools, draw):
-    assert route(Unified(), asked, *pools, draw=draw).kind != "split"
+    assert route(unified, asked, *pools, draw=draw).kind != "split"
 
 
 def test_unified_says_when_a_prefix_decided():
     places = pool("a", engine(port=1), engine(port=2))
-    assert route(Unified(), request(), places).reason == Reason.LEAST_WORK
-    made = route(Unified(), request(1_000, cached_tokens={"a/h:2": 900}), places)
+    assert route(unified, request(), places).reason == Reason.LEAST_WORK
+    made = route(unified, request(1_000, cached_tokens={"a/h:2": 900}), places)
     assert (made.engine, made.reason, made.uncached_tokens) == ("a/h:2", Reason.PREFIX, 100)
 
 
@@ -152,7 +152,7 @@ def sped(place, tokens_per_s, prefill_tokens=0):
 
 @given(st.integers(1, 3_000), draws)
 def test_each_length_has_its_pool(tokens, draw):
-    made = route(Dedicated(), request(tokens), LONG, SHORT, draw=draw)
+    made = route(dedicated, request(tokens), LONG, SHORT, draw=draw)
     assert made.pool == ("short" if tokens <= 1_000 else "long")
     assert made.reason == Reason.FITS_POOL
 
@@ -160,7 +160,7 @@ def test_each_length_has_its_pool(tokens, draw):
 @given(requests(), many_pools(), draws)
 def test_a_long_prompt_never_goes_to_a_shorter_pool(asked, pools, draw):
     """Also when its own isn't ready. Only the largest takes what is beyond its range."""
-    made = route(Dedicated(), asked, *pools, draw=draw)
+    made = route(dedicated, asked, *pools, draw=draw)
     if made.kind == "refuse":
         return
     chosen, home = by_id(pools)[made.engine]
@@ -173,13 +173,13 @@ def test_the_engine_with_the_prefix_may_be_in_the_short_pool():
     """And only that engine of it."""
     short = pool("short", *(engine("short", i) for i in (1, 2, 3)), max_prompt_tokens=1_000)
     asked = request(50_000, cached_tokens={"short/h:2": 49_500})
-    made = route(Dedicated(), asked, short, LONG)
+    made = route(dedicated, asked, short, LONG)
     assert (made.engine, made.uncached_tokens) == ("short/h:2", 500)
 
 
 def test_it_moves_up_when_refused_or_not_ready_or_out_of_context():
     def why(asked, short=SHORT):
-        made = route(Dedicated(), asked, short, LONG)
+        made = route(dedicated, asked, short, LONG)
         assert made.pool == "long"
         return made.reason
 
@@ -192,7 +192,7 @@ def test_it_moves_up_when_refused_or_not_ready_or_out_of_context():
 
 def test_a_long_prompt_waits_for_its_pool():
     down = pool("long", engine("long", ready=False))
-    made = route(Dedicated(), request(5_000), SHORT, down)
+    made = route(dedicated, request(5_000), SHORT, down)
     assert (made.kind, made.status) == ("refuse", 503)
 
 
@@ -206,7 +206,7 @@ def test_a_long_prompt_waits_for_its_pool():
 def test_it_spills_exactly_when_that_saves_the_first_token(behind, ahead, limit_s, waited_s, draw):
     asked = request(500, ttft_limit_s=limit_s, arrival_s=NOW_S - waited_s)
     short, long = sped(SHORT, 2_000.0, behind), sped(LONG, 2_000.0, ahead)
-    made = route(Dedicated(), asked, short, long, draw=draw)
+    made = route(dedicated, asked, short, long, draw=draw)
     left_s = limit_s - waited_s
     misses, meets = (behind + 500) / 2_000 > left_s, (ahead + 500) / 2_000 <= left_s
     if min(abs((n + 500) / 2_000 - left_s) for n in (behind, ahead)) > 1e-6:
@@ -218,8 +218,8 @@ def test_nothing_spills_on_a_guess():
     """Where a speed isn't known there is no prediction."""
     asked = request(500, ttft_limit_s=0.1)
     busy = sped(SHORT, 0.0, 10**6)
-    assert route(Dedicated(), asked, busy, sped(LONG, 9e9)).pool == "short"
-    assert route(Dedicated(), asked, sped(SHORT, 1.0), sped(LONG, 0.0)).pool == "short"
+    assert route(dedicated, asked, busy, sped(LONG, 9e9)).pool == "short"
+    assert route(dedicated, asked, sped(SHORT, 1.0), sped(LONG, 0.0)).pool == "short"
 
 
 # Disaggregated
@@ -231,14 +231,14 @@ DECODE = pool("d", engine("d", 1), engine("d", 2), role="decode", max_model_len=
 def test_each_leg_goes_where_its_own_work_is_least():
     prefill = pool("p", engine("p", 1, prefill_tokens=9_000), engine("p", 2), role="prefill")
     decode = pool("d", engine("d", 1), engine("d", 2, decodes=9), role="decode")
-    made = route(Disaggregated(), request(), prefill, decode)
+    made = route(disaggregated, request(), prefill, decode)
     assert (made.kind, made.prefill, made.decode, made.pool) == ("split", "p/h:2", "d/h:1", "d")
     assert made.reason == Reason.SPLIT
 
 
 def test_it_stays_whole_on_a_decode_engine_where_it_can_not_be_split():
     def why(asked, *prefill, strategy=None):
-        made = route(strategy or Disaggregated(), asked, *prefill, DECODE)
+        made = route(strategy or disaggregated, asked, *prefill, DECODE)
         assert (made.kind, made.pool) == ("whole", "d")
         return made.reason
 
@@ -250,25 +250,28 @@ def test_it_stays_whole_on_a_decode_engine_where_it_can_not_be_split():
     assert why(request(excluded={"p/h:1", "p/h:2"}), PREFILL) == Reason.NO_PREFILL_ENGINE
     assert why(request(), small) == Reason.CONTEXT_LIMIT
     cached = request(1_000, cached_tokens={"d/h:2": 900})
-    assert why(cached, PREFILL, strategy=Disaggregated(200)) == Reason.PROMPT_TOO_SHORT
+    assert (
+        why(cached, PREFILL, strategy=partial(disaggregated, split_tokens=200))
+        == Reason.PROMPT_TOO_SHORT
+    )
 
 
 @given(requests(), many_pools(), draws)
 def test_no_prefill_is_spent_on_what_the_decode_engine_may_refuse(asked, pools, draw):
     """Prompt and answer are checked against its context first."""
-    made = route(Disaggregated(), asked, *pools, draw=draw)
+    made = route(disaggregated, asked, *pools, draw=draw)
     if made.kind == "split":
         assert asked.splittable
         assert fit(asked, context_limit(*by_id(pools)[made.decode])) == Fit.FITS
 
 
 def test_without_a_decode_engine_nothing_is_prefilled():
-    made = route(Disaggregated(), request(), PREFILL)
+    made = route(disaggregated, request(), PREFILL)
     assert (made.kind, made.status) == ("refuse", 503)
 
 
 def test_one_engine_of_both_roles_is_not_split_from_itself():
-    made = route(Disaggregated(), request(), pool("a"))
+    made = route(disaggregated, request(), pool("a"))
     assert (made.kind, made.engine) == ("whole", "a/h:1")
 
 
@@ -277,7 +280,7 @@ def test_ties_of_both_legs_are_broken_apart():
     pairs = {
         (made.prefill, made.decode)
         for i in range(200)
-        for made in (route(Disaggregated(), request(), PREFILL, DECODE, draw=i * 0.618034 % 1),)
+        for made in (route(disaggregated, request(), PREFILL, DECODE, draw=i * 0.618034 % 1),)
     }
     assert len(pairs) == 4
 
@@ -296,7 +299,7 @@ def test_a_degraded_engine_gets_only_what_no_other_may_serve(name, asked, pools,
             )
             for p in pools
         ]
-        return route(STRATEGY_BY_NAME[name](), asked, *changed, draw=draw)
+        return route(STRATEGY_BY_NAME[name].route, asked, *changed, draw=draw)
 
     degraded, gone, well = routed(degraded=True), routed(ready=False), routed()
     assert (degraded.kind == "refuse") == (well.kind == "refuse"), "it is there when it must be"
@@ -310,10 +313,8 @@ def test_a_short_prompt_goes_to_the_long_pool_while_its_own_engine_says_nothing(
     silent, long = engine("short", degraded=True), engine("long")
     asked = request(10)
     pools = (pool("short", silent, max_prompt_tokens=100), pool("long", long))
-    assert route(Dedicated(), asked, *pools).engine == long.id
-    assert (
-        route(Dedicated(), request(10, excluded=frozenset({long.id})), *pools).engine == silent.id
-    )
-    assert route(Dedicated(), request(5_000), *pools).engine == long.id
+    assert route(dedicated, asked, *pools).engine == long.id
+    assert route(dedicated, request(10, excluded=frozenset({long.id})), *pools).engine == silent.id
+    assert route(dedicated, request(5_000), *pools).engine == long.id
     only = (pools[0], pool("long", engine("long", degraded=True)))
-    assert route(Dedicated(), asked, *only).engine == silent.id
+    assert route(dedicated, asked, *only).engine == silent.id

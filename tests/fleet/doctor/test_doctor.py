@@ -428,14 +428,14 @@ def route(reason):
     ],
 )
 def test_a_request_through_the_router_tells_whether_kv_moves(answer, moved, severity, said):
-    found = through.of_probe(answer, moved, strategy="disaggregated", url="http://x:1")
+    found = through.of_probe(answer, moved, splits=True, url="http://x:1")
     assert found.severity == severity
     assert said in found.what
     assert severity == "ok" or found.then
 
 
 def test_without_disaggregation_an_answer_is_enough():
-    found = through.of_probe(HttpAnswer(200, {}, b"", 0), 0.0, strategy="unified", url="http://x:1")
+    found = through.of_probe(HttpAnswer(200, {}, b"", 0), 0.0, splits=False, url="http://x:1")
     assert found.severity == "ok"
 
 
@@ -449,7 +449,7 @@ def test_the_router_s_engines_and_a_request_that_moves_kv():
                 HttpServer(router.url),
                 HttpServer(router.url),
                 [target(engine, "decode")],
-                strategy="disaggregated",
+                splits=True,
             )
         )
     assert severities(found) == ["ok", "ok"]
@@ -477,7 +477,7 @@ def test_a_router_that_is_none_is_an_error(nonsense):
     with Stub(_state=nonsense) as other:
         other.answers["/v1/models"] = nonsense
         server = HttpServer(other.url)
-        found = list(through.examine(server, server, [], strategy="unified"))
+        found = list(through.examine(server, server, [], splits=False))
     assert found[-1].severity == "error"
     assert "got no answer" in found[-1].what
 

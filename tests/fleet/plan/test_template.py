@@ -6,8 +6,8 @@ import json
 import pytest
 
 from headway import config
-from headway.config.model import STRATEGIES
 from headway.core.errors import SettingError
+from headway.core.routing.strategies import STRATEGY_BY_NAME
 from headway.fleet.plan import compatibility, plan, template
 from headway.fleet.plan.spec import Machine
 
@@ -26,7 +26,7 @@ def machine(count, *, cpu=True, memory_gib=64.0):
     ("count", "cpu", "strategy", "model"),
     list(
         itertools.product(
-            (1, 2, 3, 8), (True, False), (None, *STRATEGIES), (None, 'org/"m"\\', "é/m")
+            (1, 2, 3, 8), (True, False), (None, *STRATEGY_BY_NAME), (None, 'org/"m"\\', "é/m")
         )
     ),
 )

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from tests.router.rules_engine import body_for, engines, flags, on_loop, routing, until
 
-from headway.core.reliability.checks import EngineHealth, HealthState
+from headway.core.reliability.checks import Checks, HealthState
 from headway.router.serve.admin import Admin
 from headway.router.wire.server import serve
 
@@ -114,8 +114,8 @@ async def test_reasons_name_what_is_wrong():
         await until(router.healthy)
         [known] = router.service.engines.values()
         now_s = router.service.now()
-        while known.breaker.would_allow(now_s):
-            known.breaker.failed(now_s, known.breaker.allow(now_s))
+        while known.health.breaker.would_allow(now_s):
+            known.health.breaker.failed(now_s, known.health.breaker.allow(now_s))
         assert await reason() == "circuit breaker open"
 
 
@@ -129,12 +129,12 @@ async def test_an_engine_that_was_drained_and_restarted_is_back_at_once():
     ):
         [known] = router.service.engines.values()
         await admin.post("/drain", params={"engine": known.id})
-        known.see(EngineHealth(HealthState.EJECTED))
+        known.health.see(Checks(HealthState.EJECTED))
         engine.health = 500
         told = await admin.post("/undrain", params={"engine": known.id})
         assert told.json()["reason"] == "not up yet"
-        await until(lambda: known.health.failed)
-        assert not known.usable, "it is asked, not believed"
+        await until(lambda: known.health.checks.failed)
+        assert not known.health.usable, "it is asked, not believed"
         engine.health = 200
         await until(router.healthy)
         assert known.ready(router.service.now())
@@ -199,5 +199,5 @@ async def test_web_pages_cannot_reach_it(fields):
         got = await admin.post("/drain", params={"engine": name}, headers=fields)
         assert got.status_code == 403
         assert (await admin.get("/state", headers=fields)).status_code == 403
-        assert router.healthy()[0].draining is False
+        assert router.healthy()[0].health.draining is False
         assert (await admin.get("/state", headers={"host": "localhost:9"})).status_code == 200

@@ -106,7 +106,9 @@ def test_another_engine_serves_what_one_failed_before_the_first_byte(fault, stre
         async with fleet_for(fault, engines=2) as fleet:
             first, second = fleet.both
             await set_fault(first, fault)
-            fleet.engine(second).breaker.weight = lambda now_s: 0.01  # the first is asked first
+            fleet.engine(second).health.breaker.weight = lambda now_s: (
+                0.01
+            )  # the first is asked first
             answer = await timed_ask(fleet, stream=stream)
             judged = fault in {"400", "429"}
             begun = stream and (fault in BREAK_OFF or fault == "half json")
@@ -190,7 +192,7 @@ def test_another_decode_engine_takes_over_with_a_handoff_that_nobody_had(fault, 
         async with fleet_for(fault, prefill=1, decode=2) as fleet:
             first, second = fleet.decode
             await set_fault(first, fault)
-            fleet.engine(second).breaker.weight = lambda now_s: 0.01
+            fleet.engine(second).health.breaker.weight = lambda now_s: 0.01
             answer = await timed_ask(fleet, stream=stream)
             await fleet.settled()
             counts = fleet.handoffs()
@@ -317,7 +319,7 @@ def test_a_decode_engine_that_left_the_configuration_doesnt_cost_the_handoff():
         async with Fleet(prefill=1, decode=2) as fleet:
             first, second = fleet.decode
             fleet.prefill[0].prefill_s = 0.2
-            fleet.engine(second).breaker.weight = lambda now_s: 0.01
+            fleet.engine(second).health.breaker.weight = lambda now_s: 0.01
             asked = asyncio.create_task(fleet.ask(body_of(stream=True)))
             await fleet.until(lambda: fleet.prefill[0].seen)
             fleet.reload(fleet.config(without=[first]))
@@ -344,7 +346,7 @@ def test_a_judgement_of_the_request_counts_more_than_an_engines_death():
         async with Fleet(engines=2) as fleet:
             first, second = fleet.both
             first.fault, second.fault = "die before head", "400"
-            fleet.engine(second).breaker.weight = lambda now_s: 0.01
+            fleet.engine(second).health.breaker.weight = lambda now_s: 0.01
             answer = await fleet.ask()
             assert_truth(answer, "400", stream=False)
 

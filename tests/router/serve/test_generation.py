@@ -12,7 +12,7 @@ from tests.router.stub_engine import BROKEN, CUT, FAULTS, PARAMS
 
 from headway import config
 from headway.core.errors import SettingError
-from headway.core.reliability.checks import EngineHealth, HealthState
+from headway.core.reliability.checks import Checks, HealthState
 from headway.core.routing.length import PRIOR_BYTES_PER_TOKEN
 
 BRIEF = {
@@ -97,7 +97,7 @@ async def play(fleet, step, asked):
         elif kind == "drain":
             for engine in fleet.service.engines.values():
                 if engine.id.endswith(f":{stub.port}"):
-                    engine.draining = more[0]
+                    engine.health.draining = more[0]
 
 
 async def ask_or_leave(fleet, stream, path, leave_s):
@@ -216,7 +216,7 @@ def test_a_connection_closed_at_rest_costs_a_fresh_one_and_a_new_id(legs):
             _, died, again = stub.seen
             assert died.headers["x-request-id"] != again.headers["x-request-id"]
             assert fleet.count("retries", cause="stale connection") == 1
-            assert fleet.engine(stub).breaker._failed == 0
+            assert fleet.engine(stub).health.breaker._failed == 0
             if split:
                 counts = fleet.handoffs()
                 assert (counts["started"], counts["used"], counts["stranded"]) == (3, 2, 1)
@@ -338,9 +338,9 @@ def opened(fleet, stub):
     """Its breaker is half open now."""
     engine = fleet.engine(stub)
     for _ in range(5):
-        engine.breaker.failed(fleet.service.now())
+        engine.health.breaker.failed(fleet.service.now())
     assert not engine.ready(fleet.service.now())
-    engine.breaker._retry_s -= 2.0
+    engine.health.breaker._retry_s -= 2.0
     assert engine.ready(fleet.service.now())
     return engine
 
@@ -367,7 +367,7 @@ def test_a_probes_place_is_given_back_however_it_ends(fault, stream):
                     await stub.stop()
                 await fleet.ask(body_of(stream=stream))
             await fleet.until(lambda: not fleet.unsettled())
-            state = engine.breaker.state(fleet.service.now())
+            state = engine.health.breaker.state(fleet.service.now())
             if not fault or (stream and fault in {*BROKEN, *CUT, "half json"}):
                 assert state == "closed"
             elif fault in {"400", "429", "503", "too long", "leave"}:
@@ -388,7 +388,7 @@ def test_an_engine_that_may_be_well_again_is_asked_though_the_other_is_idle():
             engine = opened(fleet, once_bad)
             for _ in range(2):
                 assert (await fleet.ask()).status == 200
-            assert engine.breaker.state(fleet.service.now()) == "closed"
+            assert engine.health.breaker.state(fleet.service.now()) == "closed"
             good.fault = "die before head"
             asked = [fleet.ask() for _ in range(4)]
             assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 4
@@ -404,7 +404,7 @@ def test_an_engine_that_was_ejected_and_is_back_owes_nothing():
             (stub,) = fleet.both
             engine = fleet.engine(stub)
             for _ in range(5):
-                engine.breaker.failed(fleet.service.now())
+                engine.health.breaker.failed(fleet.service.now())
             assert not fleet.service.ready()
             check = fleet.service._checker(engine).check
             for sick in (True, True, True, False, False):
@@ -455,9 +455,9 @@ def test_an_engine_is_ejected_after_several_failed_checks_and_comes_back_slowly(
             stub.sick = True
             for _ in range(2):
                 await check()
-                assert engine.usable
+                assert engine.health.usable
             await check()
-            assert not engine.usable
+            assert not engine.health.usable
             assert "ejected" in fleet.said[-1]
             assert fleet.service.prefixes.match((1, 2), engine.id) == 0
             for _ in range(5):
@@ -465,9 +465,9 @@ def test_an_engine_is_ejected_after_several_failed_checks_and_comes_back_slowly(
             assert not stub.seen
             stub.sick = False
             await check()
-            assert not engine.usable, "one good check is not enough"
+            assert not engine.health.usable, "one good check is not enough"
             await check()
-            assert engine.usable
+            assert engine.health.usable
             first = engine.view(fleet.service.now()).weight
             fleet.skip(5.0)
             second = engine.view(fleet.service.now()).weight
@@ -486,7 +486,7 @@ def test_one_good_check_between_bad_ones_starts_the_count_again():
             for sick in (True, True, False) * 3:
                 stub.sick = sick
                 await check()
-                assert engine.usable
+                assert engine.health.usable
 
     run(main)
 
@@ -505,11 +505,11 @@ def test_an_engine_that_makes_progress_isnt_ejected(shown_by):
                 else:
                     engine.last_byte_s = fleet.service.now()
                 await check()
-                assert engine.usable
+                assert engine.health.usable
             engine.last_byte_s = float("-inf")
             for _ in range(3):
                 await check()
-            assert not engine.usable
+            assert not engine.health.usable
 
     run(main)
 
@@ -529,7 +529,7 @@ def test_metrics_that_make_no_sense_dont_end_the_checks(nonsense):
             engine = fleet.engine(stub)
             stub._metrics = lambda: nonsense
             await fleet.service._checker(engine).check()
-            assert engine.usable
+            assert engine.health.usable
             assert engine.report.waiting == 3
 
     run(main)
@@ -543,7 +543,7 @@ def test_a_draining_engine_ends_what_it_has_and_gets_nothing_new():
             asked = asyncio.create_task(fleet.ask(body_of(stream=True)))
             await fleet.until(lambda: any(stub.seen for stub in fleet.both))
             (busy,) = [stub for stub in fleet.both if stub.seen]
-            fleet.engine(busy).draining = True
+            fleet.engine(busy).health.draining = True
             answers = await asyncio.gather(*[fleet.ask() for _ in range(4)], asked)
             assert [answer.status for answer in answers] == [200] * 5
             assert len(busy.seen) == 1
@@ -556,7 +556,7 @@ def test_a_draining_engine_ends_what_it_has_and_gets_nothing_new():
 def test_an_ejected_prefill_engine_leaves_whole_requests_on_decode_engines():
     async def main():
         async with Fleet(prefill=1, decode=1) as fleet:
-            fleet.engine(fleet.prefill[0]).see(EngineHealth(HealthState.EJECTED))
+            fleet.engine(fleet.prefill[0]).health.see(Checks(HealthState.EJECTED))
             answer = await fleet.ask()
             assert answer.status == 200
             route = answer.field(b"x-headway-route").decode()
@@ -608,13 +608,13 @@ def test_long_prompts_weigh_most_in_an_engines_prefill_speed():
     async def main():
         async with Fleet(engines=1) as fleet:
             (engine,) = fleet.service.engines.values()
-            engine.learn_rate(100_000, 10.0)
+            engine.load.learn_rate(100_000, 10.0)
             for _ in range(5):
-                engine.learn_rate(10, 0.1)
-            assert engine.prefill_tokens_per_s > 9_000
-            engine.learn_rate(0, 1.0)
-            engine.learn_rate(10, 0.0)
-            assert engine.prefill_tokens_per_s > 9_000
+                engine.load.learn_rate(10, 0.1)
+            assert engine.load.prefill_tokens_per_s > 9_000
+            engine.load.learn_rate(0, 1.0)
+            engine.load.learn_rate(10, 0.0)
+            assert engine.load.prefill_tokens_per_s > 9_000
 
     run(main)
 
@@ -649,7 +649,7 @@ def test_an_answers_limit_beyond_reason_takes_no_kv_it_will_never_use():
             wire = await Wire.open(fleet.server.port)
             wire.send(wire_bytes(fields))
             await fleet.until(lambda: stub.seen)
-            assert fleet.engine(stub).work.kv_tokens < 1000
+            assert fleet.engine(stub).load.work.kv_tokens < 1000
             wire.close()
 
     run(main)
@@ -708,7 +708,7 @@ def test_an_engine_that_turns_to_tls_is_another_engine():
             (after,) = fleet.service.engines.values()
             assert after is not before
             assert after.id == before.id
-            assert not after.usable
+            assert not after.health.usable
             assert before.upstream.idle == 0
 
     run(main)

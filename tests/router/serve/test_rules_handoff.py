@@ -350,7 +350,7 @@ async def test_a_prefill_engines_4xx_is_the_answer(status):
         assert len(s.prefill.legs) == 1
         assert not s.decode.legs
         [engine] = [e for e in s.router.service.engines.values() if e.id.startswith("prefill")]
-        assert engine.breaker.state(s.router.service.now()) == "closed"
+        assert engine.health.breaker.state(s.router.service.now()) == "closed"
 
     await check()
 

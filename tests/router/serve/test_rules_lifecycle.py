@@ -215,7 +215,7 @@ async def test_refusals_open_no_breaker(status):
             assert got.status_code == status
             assert got.headers["retry-after"] == "11"
         [known] = router.service.engines.values()
-        assert known.breaker.state(router.service.now()) == "closed"
+        assert known.health.breaker.state(router.service.now()) == "closed"
         engine.script = None
         assert (await client.post(CHAT, content=body_for(CHAT))).status_code == 200
 
@@ -231,18 +231,18 @@ async def test_failures_open_the_breaker_and_the_probe_slot_comes_back():
         engine.script = fails
         [known] = router.service.engines.values()
         now = router.service.now
-        while known.breaker.state(now()) == "closed":
+        while known.health.breaker.state(now()) == "closed":
             await client.post(CHAT, content=body_for(CHAT))
         got = await client.post(CHAT, content=body_for(CHAT))
         assert got.status_code == 503
         assert int(got.headers["retry-after"]) >= 1
         engine.script = waits
-        await until(lambda: known.breaker.would_allow(now()))
+        await until(lambda: known.health.breaker.would_allow(now()))
         seen = len(engine.seen)
         probe = asyncio.create_task(client.post(CHAT, content=body_for(CHAT)))
         await until(lambda: len(engine.seen) > seen)
         probe.cancel()
-        await until(lambda: known.breaker.would_allow(now()))
+        await until(lambda: known.health.breaker.would_allow(now()))
         engine.script = None
         assert (await client.post(CHAT, content=body_for(CHAT))).status_code == 200
 
@@ -302,7 +302,7 @@ async def test_an_engine_that_makes_progress_is_not_dead():
             at_s = known.report.at_s
             await until(lambda at_s=at_s: known.report.at_s > at_s)
             engine.metrics = b'vllm:generation_tokens_total{a="b"} %d.5\n' % (number + 1)
-        assert known.usable
+        assert known.health.usable
 
 
 @on_loop

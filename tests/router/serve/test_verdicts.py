@@ -152,7 +152,7 @@ def test_beyond_the_ceiling_and_without_an_engine():
             wire.reset()
             await fleet.until(lambda: not fleet.unsettled())
             stub.fault = ""
-            fleet.engine(stub).draining = True
+            fleet.engine(stub).health.draining = True
             assert (await fleet.ask()).status == 503
             await fleet.settled()
             assert fleet.verdicts() == {"refused": 2, "client left": 1}

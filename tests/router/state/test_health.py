@@ -80,7 +80,7 @@ def test_the_only_engine_is_not_ejected_while_it_computes():
             stub.mute = False
             assert await check(fleet, stub) is HealthState.WELL
             engine = fleet.engine(stub)
-            assert engine.breaker.weight(fleet.service.now()) == 1.0, "it was never away"
+            assert engine.health.breaker.weight(fleet.service.now()) == 1.0, "it was never away"
             assert gauge(fleet, "engine_degraded", stub) == 0
             wire.reset()
 
@@ -123,7 +123,7 @@ def test_an_engine_that_nobody_listens_for_is_dead_even_if_it_is_the_last(before
             assert await check(fleet, stub) is HealthState.EJECTED
             assert await check(fleet, stub) is HealthState.WELL
             engine = fleet.engine(stub)
-            assert engine.breaker.weight(fleet.service.now()) < 1.0, "it comes back slowly"
+            assert engine.health.breaker.weight(fleet.service.now()) < 1.0, "it comes back slowly"
 
     run(main)
 
@@ -163,18 +163,18 @@ def test_what_an_engine_may_be_silent_over_are_requests_from_before():
             await fleet.until(lambda: stub.seen)
             assert patience_s() == 30, "for a first byte, however it is answered"
             wire.reset()
-            await fleet.until(lambda: not engine.work.requests)
+            await fleet.until(lambda: not engine.load.work.requests)
             stub.fault = ""
             wire = await ask(fleet, stream=True)
             await wire.until(b"t0")
             assert patience_s() == 20, "from then on between pieces"
             wire.reset()
-            await fleet.until(lambda: not engine.work.requests)
+            await fleet.until(lambda: not engine.load.work.requests)
             assert patience_s() == 0
             stub.mute, stub.fault = True, "hang before head"
             await check(fleet, stub, 3)
             wire = await ask(fleet)
-            await fleet.until(lambda: engine.work.requests)
+            await fleet.until(lambda: engine.load.work.requests)
             assert patience_s() == 0, "what goes to it now gives it no more time"
             wire.reset()
 

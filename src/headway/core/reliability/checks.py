@@ -1,4 +1,4 @@
-"""Whether an engine may be sent to, as far as checks of its health tell.
+"""What checks of an engine's health tell: the part of `engine_health` that only they move.
 
 An engine that says nothing isn't known to be dead. While it compiles, or computes one huge prompt
 on the cores that its server answers from, it can be silent for minutes and well again in the next.
@@ -19,9 +19,10 @@ After some checks in a row without a good one, of which the last found it dead, 
 (* after so many in a row)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 
 class HealthState(StrEnum):
@@ -45,46 +46,65 @@ class HealthCheck(Enum):
     DEAD = auto()
 
 
-_USABLE: Final = (HealthState.WELL, HealthState.DEGRADED)
+class _Needs(Enum):
+    """How many checks in a row a transition takes."""
+
+    ONE = auto()
+    FAILS = auto()
+    PASSES = auto()
+
+
+class _To(NamedTuple):
+    state: HealthState
+    needs: _Needs = _Needs.ONE
+
+
+_WELL: Final = _To(HealthState.WELL)
+TRANSITIONS: Final[Mapping[HealthState, Mapping[HealthCheck, _To]]] = {
+    HealthState.STARTING: {HealthCheck.PASSED: _WELL},
+    HealthState.WELL: {
+        HealthCheck.SILENT: _To(HealthState.DEGRADED, _Needs.FAILS),
+        HealthCheck.DEAD: _To(HealthState.EJECTED, _Needs.FAILS),
+    },
+    HealthState.DEGRADED: {
+        HealthCheck.PASSED: _WELL,
+        HealthCheck.PROGRESS: _WELL,
+        HealthCheck.DEAD: _To(HealthState.EJECTED, _Needs.FAILS),
+    },
+    HealthState.EJECTED: {HealthCheck.PASSED: _To(HealthState.WELL, _Needs.PASSES)},
+}
+"""Where each check may lead; the state stays what it is for those that aren't listed."""
 _FAILED: Final = (HealthCheck.SILENT, HealthCheck.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineHealth:
-    """failed, passed: checks in a row, up to the latest."""
+class Checks:
+    """The checks of one engine, summed up.
+
+    failed, passed: how many in a row did, up to the latest.
+    """
 
     state: HealthState = HealthState.STARTING
     failed: int = 0
     passed: int = 0
 
-    @property
-    def usable(self) -> bool:
-        """Whether requests may go there, be it as a last resort."""
-        return self.state in _USABLE
-
     def after(self, check: HealthCheck, *, fails: int, passes: int) -> Self:
-        """What it is after another check.
+        """What they are with another one.
 
-        fails, passes: in a row, to lose confidence in it and to regain it once it was ejected.
+        fails, passes: in a row, to lose confidence in an engine and to regain it once it was
+        ejected.
         """
         failed = self.failed + 1 if check in _FAILED else 0
         passed = self.passed + 1 if check is HealthCheck.PASSED else 0
-        state = self._next(check, failing=failed >= fails, passing=passed >= passes)
+        to = TRANSITIONS[self.state].get(check)
+        enough = {
+            _Needs.ONE: True,
+            _Needs.FAILS: failed >= fails,
+            _Needs.PASSES: passed >= passes,
+        }
+        state = to.state if to is not None and enough[to.needs] else self.state
         return type(self)(state, failed, passed)
 
-    def _next(self, check: HealthCheck, *, failing: bool, passing: bool) -> HealthState:
-        if self.state is HealthState.EJECTED:
-            return HealthState.WELL if passing else HealthState.EJECTED
-        if check is HealthCheck.PASSED:
-            return HealthState.WELL
-        if self.state is HealthState.STARTING:
-            return HealthState.STARTING
-        if check is HealthCheck.PROGRESS:
-            return HealthState.WELL
-        if not failing:
-            return self.state
-        return HealthState.EJECTED if check is HealthCheck.DEAD else HealthState.DEGRADED
-
     def expected(self) -> Self:
-        """Somebody who knows says that it is up: one good check is enough."""
+        """Somebody who knows says that the engine is up: one good check is enough."""
         return type(self)() if self.state is HealthState.EJECTED else self

@@ -89,8 +89,13 @@ def decode_work(engine: EngineView, request: RequestView, _tokens_per_s: float) 
     """
     decodes = DECODE_AS_TOKENS * (1 + max(0, engine.decodes))
     kv_tokens = max(0, engine.kv_tokens) + kv_need_tokens(request)
-    queued = QUEUED_AS_TOKENS * min(MOST_QUEUED, max(0, engine.queued))
-    return decodes + CONTEXT_AS_TOKENS * kv_tokens + max(0, engine.prefill_tokens) + queued
+    work = decodes + CONTEXT_AS_TOKENS * kv_tokens
+    return work + max(0, engine.prefill_tokens) + queued_tokens(engine)
+
+
+def queued_tokens(engine: EngineView) -> int:
+    """What others have waiting in the engine, in prefill tokens."""
+    return QUEUED_AS_TOKENS * min(MOST_QUEUED, max(0, engine.queued))
 
 
 def ttft_s(engine: EngineView, request: RequestView, peers: Iterable[EngineView]) -> float | None:

@@ -28,6 +28,7 @@ class EngineView(NamedTuple):
     prefill_tokens_per_s: learned; 0 while unknown.
     weight: 0 to 1, below 1 during slow readmission; the engine's load is divided by it.
     degraded: it doesn't answer checks, and may be busy or hung: only where no other engine will do.
+    requests: this router's requests there, whatever they ask for.
     """
 
     id: str
@@ -44,6 +45,7 @@ class EngineView(NamedTuple):
     prefill_tokens_per_s: float = 0.0
     weight: float = 1.0
     degraded: bool = False
+    requests: int = 0
 
 
 class PoolView(NamedTuple):

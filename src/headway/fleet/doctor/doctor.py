@@ -60,7 +60,7 @@ def run(path: str | None, write: Callable[[str], None], *, name: str | None = No
     status, trouble = _running(name)
     add(trouble)
     add(of_machine(spec, machine, running=status is not None))
-    splits = spec is not None and spec.config.router.strategy == "disaggregated"
+    splits = spec is not None and spec.config.router.routing.splits
     add(installation.examine(splits=splits))
     policies = {pool.name: pool.batching.policy for pool in spec.config.pools} if spec else {}
     if status is not None:
@@ -86,7 +86,7 @@ def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[
         return None, [Finding("error", _FILE, str(error), "change the file")]
     problems = [*compatibility.problems(spec), *wrong_models(spec, os.environ)]
     wrong = [Finding("error", _FILE, str(p), "change the file") for p in problems]
-    if config.router.strategy == "disaggregated" and spec.engines and not wrong:
+    if config.router.routing.splits and spec.engines and not wrong:
         wrong.append(Finding("ok", _FILE, "prefill and decode pools fit one another"))
     warned = [
         Finding("warning", _FILE, said, "see docs/router-config.md")
@@ -168,7 +168,7 @@ def _routed(
     yield from live.examine(engines)
     # No certificate names the address it is asked at.
     server = HttpServer(_reachable(endpoint), os.environ.get(through.CLIENT_KEY), verify=False)
-    yield from through.examine(admin, server, engines, strategy=config.router.strategy)
+    yield from through.examine(admin, server, engines, splits=config.router.routing.splits)
 
 
 def _engine_key(config: Config) -> str | None:

@@ -25,7 +25,7 @@ def examine(
     server: HttpServer,
     engines: Sequence[EngineTarget],
     *,
-    strategy: str,
+    splits: bool,
     kv_bytes: Callable[[Sequence[EngineTarget]], float] = live.kv_bytes,
 ) -> Iterator[Finding]:
     """The router's own view, then a request through it.
@@ -43,9 +43,9 @@ def examine(
     before = kv_bytes(receivers)
     answer = probe(server)
     moved = 0.0
-    if strategy == "disaggregated" and answer is not None and answer.status == 200:
+    if splits and answer is not None and answer.status == 200:
         moved = _moved(receivers, before, kv_bytes)
-    yield of_probe(answer, moved, strategy=strategy, url=server.url)
+    yield of_probe(answer, moved, splits=splits, url=server.url)
 
 
 def of_state(state: Mapping[str, Any]) -> Iterator[Finding]:
@@ -82,7 +82,7 @@ def probe(server: HttpServer) -> HttpAnswer | None:
     return server.post("/v1/completions", body, _PROBE_S)
 
 
-def of_probe(answer: HttpAnswer | None, moved: float, *, strategy: str, url: str) -> Finding:
+def of_probe(answer: HttpAnswer | None, moved: float, *, splits: bool, url: str) -> Finding:
     """The finding from a request through the router.
 
     moved: bytes of KV that engines received meanwhile.
@@ -97,7 +97,7 @@ def of_probe(answer: HttpAnswer | None, moved: float, *, strategy: str, url: str
         said = f"a request through it failed: status {answer.status}: {live.message(answer)}"
         return Finding("error", ABOUT, said, "headway status; headway logs router")
     route = answer.headers.get("x-headway-route", "")
-    if strategy == "disaggregated":
+    if splits:
         return _of_kv(route, moved)
     return Finding("ok", ABOUT, f"a request through it was answered ({route or 'no receipt'})")
 

@@ -55,7 +55,7 @@ def problems(spec: FleetSpec) -> list[Problem]:
     Engines that run elsewhere aren't known well enough to be judged.
     """
     config = spec.config
-    if config.router.strategy != "disaggregated":
+    if not config.router.routing.splits:
         return []
     sides = [_side(index, pool) for index, pool in started(config)]
     found = [problem for side in sides for problem in _connector(side)]

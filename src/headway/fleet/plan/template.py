@@ -1,14 +1,14 @@
 """`headway init`: a commented file for this machine, a model and a strategy."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headway.config.model import STRATEGIES
 from headway.core.batching.settings import LONG_PREFILL_TOKENS, long_threshold_for
 from headway.core.errors import SettingError
+from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY, STRATEGY_BY_NAME
 from headway.fleet.plan.spec import Machine
 from headway.models import bundled
 
@@ -16,11 +16,6 @@ _ENGINE_GIB: Final = 2.0
 """What an engine of the bundled model takes on a CPU, beside its KV cache."""
 _KV_GIB: Final = 2.0
 _SMALL_KV_GIB: Final = 1.0
-_DUTIES: Final[Mapping[str, str]] = {
-    "unified": "each request goes whole to the engine where it waits least",
-    "dedicated": "short prompts have a pool of their own",
-    "disaggregated": "prompts are prefilled in one pool, their KV moves to the pool that decodes",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +49,7 @@ def text(machine: Machine, *, strategy: str | None = None, model: str | None = N
         "",
         "[router]",
         _line("port = 8000", "where clients connect, from this machine only unless host is set"),
-        _line(f'strategy = "{strategy}"', _DUTIES[strategy]),
+        _line(f'strategy = "{strategy}"', STRATEGY_BY_NAME[strategy].meaning),
         _line(f"long_prompt_tokens = {_long(context)}", "what counts as long in metrics"),
         "",
         _line("[router.slo]", "the engines aim at these too"),
@@ -94,32 +89,34 @@ def _kind(machine: Machine) -> str:
 
 def _suitable(machine: Machine, model: str | None) -> str:
     if _devices(machine) < 2:
-        return "unified"
+        return DEFAULT_STRATEGY
     room = 2 * (_ENGINE_GIB + _SMALL_KV_GIB)
     if machine.cpu and model is None and machine.memory_gib < room:
-        return "unified"
-    return "disaggregated"
+        return DEFAULT_STRATEGY
+    return SPLIT_STRATEGY
 
 
 def _pools(
     strategy: str, machine: Machine, model: str | None, context: int | None
 ) -> tuple[_Pool, ...]:
-    if strategy not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
+    row = STRATEGY_BY_NAME.get(strategy)
+    if row is None:
+        known = ", ".join(STRATEGY_BY_NAME)
         raise SettingError("--strategy", f'"{strategy}" is not one of: {known}')
-    if strategy != "unified" and _devices(machine) < 2:
+    pools = row.splits or row.by_length
+    if pools and _devices(machine) < 2:
         raise SettingError(
             "--strategy",
             f'"{strategy}" needs two GPUs or CPU cores, this machine has {_kind(machine)}; '
-            "use unified",
+            f"use {DEFAULT_STRATEGY}",
         )
     # An engine takes all cores it is given, but only one GPU. The bundled model needs no more.
     many = 2 if machine.cpu or model is None else _devices(machine)
     first, second = many // 2, many - many // 2
-    if strategy == "unified":
+    if not pools:
         alone = 1 if machine.cpu or model is None else max(1, _devices(machine))
         return (_Pool(name="all", role="both", replicas=alone, comment="serves everything"),)
-    if strategy == "dedicated":
+    if row.by_length:
         setting = f"max_prompt_tokens = {_long(context)}"
         limit = _line(setting, "not cached; longer ones go to the other pool")
         short = "prompts up to max_prompt_tokens"

@@ -6,7 +6,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from headway.config import TimeoutSettings
-from headway.core.reliability.checks import HealthState
 from headway.router.openai import error_body
 from headway.router.state.engine import EngineState
 from headway.router.state.metrics import METRICS_TYPE
@@ -73,7 +72,7 @@ class Admin:
             request.respond(404, [JSON_TYPE], error_body(404, said))
             return
         if draining:
-            engine.draining = True
+            engine.health.draining = True
         else:
             engine.undrain(self._service.now())
         told = _of(engine, self._service.now(), self._service.config.router.timeouts)
@@ -87,34 +86,20 @@ def _from_a_page(request: ClientRequest) -> bool:
     return b"origin" in fields or named is None
 
 
-def _reason(engine: EngineState, now_s: float) -> str:
-    """Why new requests do or don't go there."""
-    if engine.draining:
-        return "draining"
-    health = engine.health
-    if health.state is HealthState.EJECTED:
-        return f"{health.failed} health checks failed"
-    if not engine.usable:
-        return "not up yet"
-    if not engine.ready(now_s):
-        return "circuit breaker open"
-    return f"degraded: {health.failed} health checks unanswered" if engine.degraded else "ready"
-
-
 def _of(engine: EngineState, now_s: float, limits: TimeoutSettings) -> dict[str, Any]:
-    work, report = engine.work, engine.report
+    work, report = engine.load.work, engine.report
     return {
         "id": engine.id,
         "ready": engine.ready(now_s),
-        "reason": _reason(engine, now_s),
-        "healthy": engine.usable,
+        "reason": engine.health.why(now_s),
+        "healthy": engine.health.usable,
         "health": engine.health.state.value,
-        "draining": engine.draining,
-        "breaker": engine.breaker.state(now_s),
-        "weight": engine.breaker.weight(now_s),
+        "draining": engine.health.draining,
+        "breaker": engine.health.breaker.state(now_s),
+        "weight": engine.health.weight(now_s),
         "models": [model.get("id") for model in engine.models],
         "max_model_len": engine.max_model_len,
-        "prefill_tokens_per_s": round(engine.prefill_tokens_per_s, 1),
+        "prefill_tokens_per_s": round(engine.load.prefill_tokens_per_s, 1),
         "patience_s": round(engine.patience_s(limits), 1),
         "work": {name: getattr(work, name) for name in type(work).__slots__},
         "reported": {

@@ -8,7 +8,8 @@ from urllib.parse import unquote
 
 from headway.core.admission import Refused
 from headway.router.openai import ENDPOINTS, BodyError, error_body, parse
-from headway.router.serve.generation import Generation
+from headway.router.serve.dispatch import Dispatch
+from headway.router.serve.generation import generate
 from headway.router.serve.passthrough import forward, passes
 from headway.router.serve.record import Record
 from headway.router.state.metrics import METRICS_TYPE
@@ -83,13 +84,13 @@ class App:
             await forward(record)
             return
         try:
-            generation = await self._generation(record, path)
+            dispatch = await self._dispatch(record, path)
         except BodyError as error:
             record.refuse_body(error)
             return
-        await generation.run()
+        await generate(dispatch)
 
-    async def _generation(self, record: Record, path: str) -> Generation:
+    async def _dispatch(self, record: Record, path: str) -> Dispatch:
         """The request, read: nothing but this holds its body then. Raises BodyError."""
         service, request = self._service, record.request
         body = await request.body(service.config.router.max_body_bytes, service.bodies)
@@ -97,7 +98,7 @@ class App:
         if service.tokens is not None:
             parsed = await service.tokens.measured(parsed)
         service.retries.earn()
-        return Generation(record, parsed)
+        return Dispatch(record, parsed)
 
     def _open(self, request: ClientRequest, path: str) -> None:
         service = self._service

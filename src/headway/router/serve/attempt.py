@@ -26,7 +26,7 @@ _TIMEOUTS: Final = (FirstByteTimeout, IdleTimeout, TotalTimeout)
 
 
 class LegFailed(HeadwayError):  # noqa: N818 - says what happened
-    """An attempt of which nothing has reached the client.
+    """An attempt of which nothing has reached the client: a `Failure` of `core.reliability.retry`.
 
     status: the engine's, 0 where it gave no answer. cause: a few words for metrics.
     headers, body: its answer; body is None where that isn't whole.
@@ -55,19 +55,19 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         self.stale = stale
 
     @property
+    def engine_id(self) -> str:
+        """Where it failed."""
+        return self.engine.id
+
+    @property
+    def pool_name(self) -> str:
+        """That engine's pool."""
+        return self.engine.pool.name
+
+    @property
     def unsent(self) -> bool:
         """Nothing went out."""
         return self.cause in {_NO_CONNECTION, _BREAKER_OPEN}
-
-    @property
-    def retriable(self) -> bool:
-        """Another engine may do better: no (whole) answer, or a 5xx. Never a 4xx."""
-        return self.too_long or not self.final
-
-    @property
-    def final(self) -> bool:
-        """The engine judged the request itself, so this is its answer whatever failed before."""
-        return 400 <= self.status < 500 and not self.too_long
 
     @property
     def client_status(self) -> int:
@@ -110,7 +110,7 @@ class Leg:
                 engine.last_byte_s = max(engine.last_byte_s, call.last_byte_s)
             call.abort()
         if self._ticket:
-            self.engine.breaker.cancelled(self._now(), self._ticket)
+            self.engine.health.breaker.cancelled(self._now(), self._ticket)
 
     async def send(
         self,
@@ -128,7 +128,7 @@ class Leg:
         lines, length, resend: see `UpstreamPool.send`.
         """
         self.sent_s = self._now()
-        self._ticket = self.engine.breaker.allow(self.sent_s)
+        self._ticket = self.engine.health.breaker.allow(self.sent_s)
         if not self._ticket:
             raise LegFailed(self.engine, 0, _BREAKER_OPEN)
         try:
@@ -153,7 +153,7 @@ class Leg:
         if status < 400:
             self.succeeded()
         elif status < 500 or status == 503:
-            self.engine.breaker.neutral(self._now(), self._ticket)
+            self.engine.health.breaker.neutral(self._now(), self._ticket)
         else:
             self._fail()
 
@@ -165,7 +165,7 @@ class Leg:
 
     def succeeded(self) -> None:
         """The first bytes of a good answer came."""
-        self.engine.breaker.succeeded(self._now(), self._ticket)
+        self.engine.health.breaker.succeeded(self._now(), self._ticket)
 
     def broke(self, error: Exception, status: int = 0) -> LegFailed:
         """The engine failed in the middle; what to raise if the client has seen nothing.
@@ -187,4 +187,4 @@ class Leg:
         """One leg is one failure, however much of it goes wrong."""
         if not self._failed:
             self._failed = True
-            self.engine.breaker.failed(self._now(), self._ticket)
+            self.engine.health.breaker.failed(self._now(), self._ticket)

@@ -1,45 +1,37 @@
-"""A generating request, from its body to the last byte of its answer."""
+"""A generating request on its way to engines: routed, sent, tried again, given up."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
+from headway.core.reliability.retry import Attempts
 from headway.core.routing.classify import length_class
 from headway.core.routing.pick import kv_need_tokens
-from headway.core.routing.strategy import RETRY_AFTER_S, Route
+from headway.core.routing.route import RETRY_AFTER_S, Route
 from headway.core.routing.views import RequestView
 from headway.router.openai import Parsed
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.serve.reply import Reply
-from headway.router.serve.split import Split
 from headway.router.state.engine import EngineState
 from headway.router.wire.engine_pool import Call
 
-ATTEMPTS: Final = 3
-"""Legs a request may cost on engines that fail; lengths refused and engines that can't be reached
-don't count."""
-LEAST_S: Final = 0.01
-"""With less time left a request isn't tried again. Timers are early by less than this."""
 ERROR_LIMIT_BYTES: Final = 1 << 20
 
 
-class Generation:
-    """One request: routed, sent, answered.
+class Dispatch:
+    """One request, and what its legs share.
 
-    The task that runs it is cancelled when the client leaves; every leg then cuts its
+    The task that serves it is cancelled when the client leaves; every leg then cuts its
     connection and gives its work back.
+
+    view: the request as strategies see it now. reply: its client's side.
     """
 
-    def __init__(
-        self,
-        record: Record,
-        parsed: Parsed,
-    ) -> None:
+    def __init__(self, record: Record, parsed: Parsed) -> None:
         self.service = service = record.service
         self._record = record
         self._request = request = record.request
-        self._attempts = 0
-        self._failure: LegFailed | None = None
+        self._attempts: Attempts[LegFailed] = Attempts(service.retries)
         known = parsed.prompt_token_ids
         tokens = known
         if tokens is None:
@@ -72,57 +64,30 @@ class Generation:
         """KV the request takes on an engine, tokens."""
         return kv_need_tokens(self.view)
 
-    async def run(self) -> None:
-        """Serve it. Whatever happens, the client gets one answer and every count comes back."""
-        while (route := self.route()).kind == "whole":
-            try:
-                await self.whole(route)
-            except LegFailed as failure:
-                if self.retry_after(failure):
-                    continue
-                self.give_up()
-            return
-        if route.kind == "split":
-            # The seam to disaggregation, which drives legs of its own and answers by itself.
-            await Split(self, route).run()
-        else:
-            self.give_up(route)
-
     def route(self, why: str | None = None) -> Route:
         """Ask the strategy; the receipt says what it answered, or `why` where that says more."""
         service = self.service
-        route = service.strategy.route(
-            self.view, service.views(), service.now(), service.random.random()
-        )
+        route = service.route(self.view)
         reason = why or str(route.reason)
         self.receipt.reason = reason
         service.metrics.routes.add(self.receipt.strategy, reason)
         return route
 
-    def retry_after(self, failure: LegFailed) -> bool:
-        """Whether to try again; the next route avoids the engine or pool that failed."""
-        # The first failure is what went wrong; the next ones may be its consequence. But whether
-        # a prompt is too long, the largest pool knows best, and a judgement of the request itself
-        # says more than an engine's death.
-        if self._failure is None or self._failure.too_long or failure.final:
-            self._failure = failure
-        if self.reply.started or not failure.retriable:
-            return False
-        view, service = self.view, self.service
-        if failure.too_long:
-            refused = view.too_long_for | {failure.engine.pool.name}
-            self.view = view._replace(too_long_for=refused)
-            return True
-        if not failure.stale:
-            self.view = view._replace(excluded=view.excluded | {failure.engine.id})
-        if service.config.router.timeouts.total_s - self._spent_s < LEAST_S:
-            return False
-        if not failure.unsent:  # what no engine got is no more load: any that is left may get it
-            self._attempts += 1
-            if self._attempts >= ATTEMPTS or not service.retries.spend(service.now()):
-                return False
-        service.metrics.retries.add(failure.cause)
-        return True
+    def may_follow(self, failure: LegFailed) -> bool:
+        """Whether another leg may follow; the next route avoids the engine or pool that failed."""
+        attempts, service = self._attempts, self.service
+        again = attempts.may_follow(
+            failure,
+            now_s=service.now(),
+            left_s=service.config.router.timeouts.total_s - self._spent_s,
+            repeatable=not self.reply.started,
+        )
+        self.view = self.view._replace(
+            excluded=attempts.excluded, too_long_for=attempts.too_long_for
+        )
+        if again and not failure.too_long:
+            service.metrics.retries.add(failure.cause)
+        return again
 
     @property
     def broke_off(self) -> bool:
@@ -131,8 +96,8 @@ class Generation:
 
     def give_up(self, route: Route | None = None) -> None:
         """Answer with what went wrong; route: the refusal, where no engine is left to try."""
-        if self._failure is not None:
-            self.reply.fail(self._failure)
+        if self._attempts.told is not None:
+            self.reply.fail(self._attempts.told)
         elif route is not None:
             self.reply.refuse_route(route)
         else:

@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from typing import Final
 
 from headway.core.admission import ByteCeiling
-from headway.core.routing.strategy import RETRY_AFTER_S
+from headway.core.reliability.retry import Attempts
+from headway.core.routing.fallback import passed_on
+from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import BodyError
 from headway.router.openai.request import TRANSFER_FIELDS, dump
 from headway.router.serve.attempt import Leg, LegFailed
@@ -15,8 +17,6 @@ from headway.router.state.engine import EngineState
 from headway.router.wire.client_request import BodyTooLarge, ClientRequest
 from headway.router.wire.engine_pool import Call, UpstreamError
 from headway.router.wire.headers import answer_lines
-
-ATTEMPTS: Final = 3
 
 _PATHS: Final = re.compile(
     r"/(?:v[12]|cohere/v2)/.+|/(?:de)?tokenize|/tokenizer_info|/pooling|/classify|/score|/rerank"
@@ -91,29 +91,36 @@ async def _forward(record: Record) -> None:
     limit = service.config.router.max_body_bytes
     sent = _Sent(request, limit, service.bodies)
     await sent.read()
-    first: LegFailed | None = None
+    attempts: Attempts[LegFailed] = Attempts(service.retries)
     tried: list[str] = []
     service.retries.earn()
-    while engine := _least_busy(record, tried):
+    while found := passed_on(
+        service.views(), excluded=attempts.excluded, draw=service.random.random()
+    ):
+        engine = service.engines[found.id]
         tried.append(engine.id)
         record.served("passed through", *tried)
         try:
             await _on(engine, record, sent)
         except LegFailed as failure:
-            first = first or failure
             # A body that went out as it came is gone, unless nothing was sent.
-            again = failure.cause == "connect" or sent.whole is not None
-            if not again or len(tried) == ATTEMPTS or not service.retries.spend(service.now()):
+            if not attempts.may_follow(
+                failure,
+                now_s=service.now(),
+                left_s=service.config.router.timeouts.total_s - record.spent_s,
+                repeatable=failure.unsent or sent.whole is not None,
+            ):
                 break
             service.metrics.retries.add(failure.cause)
         else:
             return
-    if first is None:
+    told = attempts.told
+    if told is None:
         after = [(b"retry-after", b"%d" % RETRY_AFTER_S)]
         record.refuse(503, "no engine is ready", "no engine ready", headers=after)
     else:
-        status = 504 if first.cause == "timeout" else 502
-        record.refuse(status, f"the engine gave no answer ({first.cause})", "passed through")
+        message = f"the engine gave no answer ({told.cause})"
+        record.refuse(told.client_status, message, "passed through")
 
 
 async def _on(engine: EngineState, record: Record, sent: _Sent) -> None:
@@ -123,7 +130,7 @@ async def _on(engine: EngineState, record: Record, sent: _Sent) -> None:
     if request.query:
         target += b"?" + request.query
     lines = service.upstream_lines(request.headers)
-    timeouts = service.timeouts(0, streams=False)
+    timeouts = service.timeouts(0, streams=False, spent_s=record.spent_s)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
         body = sent.body()
         call = await leg.send(request.method, target, lines, body, timeouts, length=request.length)
@@ -180,15 +187,3 @@ def _strip(value: object) -> bool:
         elif isinstance(each, list):
             todo += each
     return found
-
-
-def _least_busy(record: Record, tried: Collection[str]) -> EngineState | None:
-    service = record.service
-    now_s = service.now()
-    ready = [
-        e
-        for e in service.engines.values()
-        if e.ready(now_s) and e.pool.role != "prefill" and e.id not in tried
-    ]
-    draw = service.random.random
-    return min(ready, key=lambda e: (e.degraded, e.work.requests, draw()), default=None)

@@ -63,12 +63,15 @@ class Record:
         self.tap: StreamTap | None = None
         self.answer_tokens: int | None = None
 
+    @property
+    def spent_s(self) -> float:
+        """Since its head came, seconds."""
+        return self.service.now() - self.request.created_s
+
     def served(self, reason: str, *engines: str) -> None:
         """How it is served, and on which engines; the queue ends here."""
-        queue_s = self.receipt.queue_s
-        if queue_s is None:
-            queue_s = self.service.now() - self.request.created_s
         receipt = self.receipt
+        queue_s = self.spent_s if receipt.queue_s is None else receipt.queue_s
         receipt.reason, receipt.engines, receipt.queue_s = reason, engines, queue_s
 
     def lines(self) -> bytes:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Final, cast
 
-from headway.core.routing.strategy import Reason, Route
+from headway.core.routing.route import Reason, Route
 from headway.core.routing.views import RequestView
 from headway.router.openai import (
     Parsed,
@@ -149,7 +149,7 @@ class Reply:
         waited_s = self._service.now() - leg.sent_s
         self._record.receipt.first_decode_s = waited_s
         if self._parsed.stream:
-            leg.engine.learn_rate(leg.claim.ahead_tokens, waited_s)
+            leg.engine.load.learn_rate(leg.claim.ahead_tokens, waited_s)
         leg.claim.prefilled(self._view.prompt_tokens)
 
     def _break_off(self, why: str, tap: StreamTap) -> None:

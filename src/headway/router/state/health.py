@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headway.config import Health
-from headway.core.reliability.checks import HealthCheck, HealthState
+from headway.core.reliability.engine_health import HealthCheck, HealthState
 from headway.router.state.engine import EngineReport, EngineState
 from headway.router.wire.engine_pool import (
     ConnectTimeout,
@@ -62,7 +62,7 @@ def _capacity(labels: dict[bytes, bytes]) -> int | None:
 
 
 class Checker:
-    """Asks one engine again and again how it is; `core.reliability.checks` judges.
+    """Asks one engine again and again how it is; `core.reliability.engine_health` judges.
 
     An engine that was ejected comes back slowly: its share of requests grows (`Breaker.weight`).
     """
@@ -104,7 +104,7 @@ class Checker:
         engine = self._engine
         health = await self._get(b"/health")
         moved = False
-        if isinstance(health, bytes) or engine.usable:
+        if isinstance(health, bytes) or engine.health.usable:
             metrics = await self._get(b"/metrics")
             if isinstance(metrics, bytes):
                 report = parse_report(metrics, self._now())
@@ -122,23 +122,20 @@ class Checker:
     def _take(self, found: HealthCheck) -> None:
         """What a check found, and what follows from it."""
         engine, settings = self._engine, self._settings()
-        before = engine.health.state
-        health = engine.health.after(found, fails=settings.fails, passes=settings.passes)
-        engine.see(health)
-        if health.state is before:
+        health = engine.health
+        if not health.checked(found, self._now(), fails=settings.fails, passes=settings.passes):
             return
+        failed = health.checks.failed
         if health.state is HealthState.EJECTED:
             engine.models = ()
             self._ejected()
-            self._say(f"{engine.id} is ejected: {health.failed} health checks failed")
+            self._say(f"{engine.id} is ejected: {failed} health checks failed")
         elif health.state is HealthState.DEGRADED:
             self._say(
-                f"{engine.id} is degraded: {health.failed} health checks unanswered; it gets the "
+                f"{engine.id} is degraded: {failed} health checks unanswered; it gets the "
                 "requests that no other engine can serve"
             )
         else:
-            if before is HealthState.EJECTED:
-                engine.breaker.readmitted(self._now())
             self._say(f"{engine.id} is ready")
 
     async def _learn_models(self) -> HealthCheck:

@@ -130,10 +130,10 @@ class Metrics:
         for gauge in (self.engine, self.engine_ready, self.engine_degraded, self.kv_bytes):
             gauge.clear()  # an engine that has left isn't told any more
         for engine in engines:
-            work = engine.work
+            work = engine.load.work
             for what in ("requests", "prefill_tokens", "decodes", "decode_tokens", "kv_tokens"):
                 self.engine.labels(engine.id, what).set(getattr(work, what))
             self.engine_ready.labels(engine.id).set(engine.ready(now_s))
-            self.engine_degraded.labels(engine.id).set(engine.degraded)
+            self.engine_degraded.labels(engine.id).set(engine.health.degraded)
             self.kv_bytes.labels(engine.id).set(engine.report.kv_bytes)
         return bytes(generate_latest(self.registry))

@@ -16,12 +16,12 @@ from typing import Final
 from headway import config as settings
 from headway.core.admission import ByteCeiling, Ceiling
 from headway.core.handoff import Count, Handoff, Params
-from headway.core.reliability.breaker import Breaker
 from headway.core.reliability.retry import RetryBudget
 from headway.core.routing.length import LengthEstimator
 from headway.core.routing.prefixes import PrefixMap
-from headway.core.routing.strategy import STRATEGY_BY_NAME
-from headway.core.routing.views import PoolView
+from headway.core.routing.route import Route
+from headway.core.routing.strategies import STRATEGY_BY_NAME
+from headway.core.routing.views import PoolView, RequestView
 from headway.core.slo import Limits, Slo
 from headway.router.openai.token_counter import TokenCounter
 from headway.router.state.engine import EngineState, PoolState
@@ -87,7 +87,7 @@ class Service:
         self.config = config
         self.engine_key = engine_key
         self._slo = Slo(router.slo.ttft_s, router.slo.ttft_factor, router.slo.tpot_s)
-        self.strategy = STRATEGY_BY_NAME[router.strategy]()
+        self.strategy = STRATEGY_BY_NAME[router.strategy]
         self.ceiling.resize(router.max_concurrent)
         self.bodies.most_bytes = router.bodies_bytes
         self.retries = RetryBudget(router.retries.ratio, router.retries.min_per_s)
@@ -127,7 +127,7 @@ class Service:
             ssl=context,
             connect_timeout_s=math.inf,  # each call brings the limit that is set now
         )
-        return EngineState(engine_id, pool, address, upstream, Breaker())
+        return EngineState(engine_id, pool, address, upstream)
 
     def _forget(self, engine: EngineState) -> None:
         """An engine left the configuration: what it is answering goes on, nothing new starts."""
@@ -187,6 +187,10 @@ class Service:
         now_s = self.now()
         return tuple([pool.view(now_s) for pool in self.pools])
 
+    def route(self, request: RequestView) -> Route:
+        """Where the strategy sends a request now."""
+        return self.strategy.route(request, self.views(), self.now(), self.random.random())
+
     def ready(self) -> bool:
         """Whether a request could be served now."""
         now_s = self.now()
@@ -196,7 +200,7 @@ class Service:
         self, prompt_tokens: int, own_ttft_s: float | None, own_tpot_s: float | None
     ) -> Limits:
         """The client's own limits; else those configured, for a prompt of this length."""
-        rate = max([e.prefill_tokens_per_s for e in self.engines.values()], default=0.0)
+        rate = max([e.load.prefill_tokens_per_s for e in self.engines.values()], default=0.0)
         alone_s = prompt_tokens / rate if rate > 0 else 0.0
         return self._slo.limits(alone_s, own_ttft_s=own_ttft_s, own_tpot_s=own_tpot_s)
 

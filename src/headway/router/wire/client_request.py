@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from headway.core.admission import ByteCeiling
 from headway.core.errors import HeadwayError
-from headway.core.routing.strategy import RETRY_AFTER_S
+from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.wire.errors import BodyError
 from headway.router.wire.http1 import Headers, RequestHead, chunk, date_line, status_line
 from headway.router.wire.http1 import lines as lines_of
