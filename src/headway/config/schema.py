@@ -26,7 +26,7 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """The schema as it is stored in `router/headway.schema.json`."""
+    """The schema as it is stored in `config/headway.schema.json`."""
     return json.dumps(schema(), indent=2) + "\n"
 
 

@@ -8,12 +8,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from headway import config as settings
 from headway.core.errors import HeadwayError, SettingError
+from headway.core.status import FleetStatus
 from headway.engine import launch
 from headway.engine.command import EngineCommand
 from headway.fleet.operate import failure, goodput
@@ -133,23 +134,23 @@ class Watch:
         self._over = False
         """Whether the start is: what happens later is told in words."""
 
-    def show(self, status: Mapping[str, Any]) -> None:
+    def show(self, status: FleetStatus) -> None:
         """The supervisor's status has changed, or a second has passed."""
         if self._sampling is None:
             self._samples.unlink(missing_ok=True)  # of an earlier run
-            work = goodput.sample(status["admin"], self._samples)
+            work = goodput.sample(status.admin, self._samples)
             self._sampling = asyncio.get_running_loop().create_task(work)
         if self._over:
             return
-        engines = status["engines"]
+        engines = status.engines
         self._display.show(self._starts.rows(engines))
-        serves = status["serving"] or (not engines and status["router"]["state"] == "ready")
+        serves = status.serving or (not engines and status.router.state == "ready")
         ready = serves and settled(engines)
-        if ready or status["stopping"]:
+        if ready or status.stopping:
             self._over = True
             self._display.leave()
-        if ready and not status["stopping"]:
-            self._display.say(try_it(self._fleet, self._machine, status["endpoint"]))
+        if ready and not status.stopping:
+            self._display.say(try_it(self._fleet, self._machine, status.endpoint))
 
     def close(self) -> None:
         """Let go of the logs."""

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.json_shape import from_json
+from headway.core.status import RouterState
 from headway.engine import compat
 from headway.fleet.doctor import doctor, installation, machine
 from headway.fleet.doctor import engines as live
@@ -440,7 +442,9 @@ def test_without_disaggregation_an_answer_is_enough():
 
 
 def test_the_router_s_engines_and_a_request_that_moves_kv():
-    state = {"pools": [{"engines": [{"id": "d/x:1", "ready": True}]}]}
+    state = {
+        "pools": [{"name": "d", "role": "decode", "engines": [{"id": "d/x:1", "ready": True}]}]
+    }
     counted = [b'vllm:nixl_bytes_transferred_sum{engine="0"} %d.0\n' % n for n in (5, 5, 1005)]
     with Stub(_metrics=counted) as engine, Stub(_state=state) as router:
         router.headers = route("split")
@@ -464,7 +468,8 @@ def test_engines_without_requests_are_told_with_the_router_s_reason():
         {"id": "a/x:3", "ready": True},
         {"id": "a/x:4", "ready": True, "health": "degraded", "reason": "degraded: 3 unanswered"},
     ]
-    found = list(through.of_state({"pools": [{"engines": engines}]}))
+    pools = [{"name": "a", "role": "both", "engines": engines}]
+    found = list(through.of_state(from_json(RouterState, {"pools": pools})))
     assert severities(found) == ["warning", "note", "warning"]
     assert "a/x:1 gets no requests: circuit breaker open" in found[0].what
     assert "a/x:4 gets only what no other engine can serve: degraded: 3" in found[2].what
@@ -546,7 +551,7 @@ def test_engines_that_run_elsewhere_are_asked(examined):
 
 
 def test_a_router_with_this_file_is_asked_too(examined):
-    state = {"pools": [{"engines": [{"id": "a/x:1", "ready": True}]}]}
+    state = {"pools": [{"name": "a", "role": "both", "engines": [{"id": "a/x:1", "ready": True}]}]}
     with Stub() as engine, Stub(_state=state) as router, Stub() as admin:
         admin.answers["/state"] = state
         file = f"[router]\nport = {router.port}\nadmin_port = {admin.port}\n"
@@ -560,17 +565,21 @@ def test_a_router_with_this_file_is_asked_too(examined):
 def test_a_running_fleet_is_examined_router_and_engines(examined, monkeypatch, tmp_path):
     home = tmp_path / "state" / "headway" / "chat"
     home.mkdir(parents=True)
-    state = {"pools": [{"engines": [{"id": "a/x:1", "ready": True}]}]}
+    state = {"pools": [{"name": "a", "role": "both", "engines": [{"id": "a/x:1", "ready": True}]}]}
     with Stub() as engine, Stub(_state=state) as router:
         (home / "router.toml").write_text(f'[[pool]]\nname = "a"\nengines = ["{engine.url}"]\n')
         (home / "control.sock").touch()
+        known = {"pool": "a", "role": "both", "router_id": "", "url": "", "log": ""}
         told = {
             "admin": router.url,
             "endpoint": router.url.replace("127.0.0.1", "0.0.0.0"),  # noqa: S104 -- as in a file
+            "name": "chat",
+            "router": {"state": "ready"},
             "engines": [
-                {"name": "a-0", "state": "ready", "reason": ""},
-                {"name": "a-1", "state": "backoff", "reason": "out of memory"},
+                {**known, "name": "a-0", "state": "ready", "reason": ""},
+                {**known, "name": "a-1", "state": "backoff", "reason": "out of memory"},
                 {
+                    **known,
                     "name": "a-2",
                     "state": "failed",
                     "reason": "no model",

@@ -2,7 +2,8 @@
 
 import pytest
 
-from headway.fleet.operate.start_rows import Starts, failed, settled
+from headway.core.status import EngineStatus
+from headway.fleet.operate.start_rows import Starts, settled
 
 
 @pytest.fixture
@@ -12,8 +13,18 @@ def starts():
     made.close()
 
 
-def engine(log, state="starting", **more):
-    return {"name": "a-0", "state": state, "reason": "", "log": str(log), "since_s": 3.0} | more
+def engine(log, state="starting", reason=""):
+    return EngineStatus(
+        name="a-0",
+        pool="a",
+        role="both",
+        state=state,
+        router_id="",
+        url="",
+        log=str(log),
+        reason=reason,
+        since_s=3.0,
+    )
 
 
 def test_a_start_is_followed_in_its_log(starts, tmp_path):
@@ -50,8 +61,3 @@ def test_a_fleet_is_settled_when_nothing_more_happens_by_itself():
     assert settled([engine("x", "ready"), engine("y", "failed")])
     assert not settled([engine("x", "ready"), engine("y", "backoff")])
     assert not settled([engine("x", "starting")])
-
-
-def test_what_failed_is_told_with_its_cause_and_its_log():
-    told = failed([engine("/l/a-0.log", "failed", reason="memory ran out"), engine("x", "ready")])
-    assert told == ["a-0 failed: memory ran out; all it said: /l/a-0.log"]

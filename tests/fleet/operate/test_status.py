@@ -1,15 +1,27 @@
 """`headway status`: what is shown of what the supervisor and the router say."""
 
-import copy
 import http.server
-import json
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.status import (
+    EngineStatus,
+    FleetStatus,
+    ReportedStatus,
+    RoutedEngine,
+    RoutedPool,
+    RouterState,
+    RouterStatus,
+    StatusReport,
+    WorkStatus,
+    read,
+    written,
+)
 from headway.fleet.operate import execution, goodput, status
 from headway.fleet.operate.goodput import Recent, Tally, tally
 from headway.fleet.operate.status import Seen, text
@@ -28,47 +40,50 @@ headway:router_requests_total{endpoint="chat",length="short",status="200"} 12.0
 
 
 def engine(pool, role, port, **more):
-    return {
+    given = {
         "name": f"{pool}-0",
         "pool": pool,
         "role": role,
         "state": "ready",
-        "reason": "",
         "url": f"http://127.0.0.1:{port}",
         "router_id": f"{pool}/127.0.0.1:{port}",
         "pid": 7,
-        "restarts": 0,
         "since_s": 5.0,
-        "devices": [0],
+        "devices": (0,),
         "log": "/nowhere/x.log",
-    } | more
+    }
+    return EngineStatus(**(given | more))
 
 
-def fleet(*engines):
-    return {
+def fleet(*engines, **more):
+    given = {
         "name": "default",
         "endpoint": "http://127.0.0.1:8000",
-        "router": {"state": "ready", "reason": ""},
-        "engines": list(engines),
+        "admin": "http://127.0.0.1:9001",
+        "router": RouterStatus(state="ready"),
     }
+    return FleetStatus(engines=engines, **(given | more))
 
 
 def routed(pool, role, port, **more):
-    each = {
+    given = {
         "id": f"{pool}/127.0.0.1:{port}",
         "ready": True,
         "reason": "ready",
-        "work": {"requests": 2, "kv_tokens": 500},
-        "reported": {"waiting": 1, "running": 1, "kv_capacity_tokens": 2000},
+        "work": WorkStatus(requests=2, kv_tokens=500),
+        "reported": ReportedStatus(waiting=1, running=1, kv_capacity_tokens=2000),
     }
-    return {"name": pool, "role": role, "engines": [each | more]}
+    return RoutedPool(name=pool, role=role, engines=(RoutedEngine(**(given | more)),))
 
 
-PAIR = fleet(engine("prefill", "prefill", 8101), engine("decode", "decode", 8102, devices=[1, 2]))
-ROUTER = {
-    "strategy": "disaggregated",
-    "pools": [routed("prefill", "prefill", 8101), routed("decode", "decode", 8102)],
-}
+def router_state(*, decode=None, more=()):
+    """Of a pair. decode: what is said of its decode engine. more: pools."""
+    pair = routed("prefill", "prefill", 8101), routed("decode", "decode", 8102, **(decode or {}))
+    return RouterState(strategy="disaggregated", pools=(*pair, *more))
+
+
+PAIR = fleet(engine("prefill", "prefill", 8101), engine("decode", "decode", 8102, devices=(1, 2)))
+ROUTER = router_state()
 
 
 def test_a_fleet_at_work_is_a_table():
@@ -103,24 +118,22 @@ def test_what_is_wrong_is_said_below(tmp_path):
         engine("prefill", "prefill", 8101, state="failed", reason="memory ran out"),
         engine("decode", "decode", 8102, state="starting", log=str(log), restarts=3),
     )
-    down["router"] = {"state": "backoff", "reason": "ended with status 1"}
-    shown = text(Seen(fleet=down))
+    router = RouterStatus(state="backoff", reason="ended with status 1")
+    shown = text(Seen(fleet=replace(down, router=router)))
     assert "0 of 2 engines ready" in shown
     assert "  router: backoff: ended with status 1\n  prefill-0: memory ran out" in shown
     assert "preparing to serve" in shown
 
 
 def test_an_engine_the_router_shuns_is_told():
-    router = copy.deepcopy(ROUTER)
-    router["pools"][1]["engines"][0] |= {"ready": False, "reason": "circuit breaker open"}
+    router = router_state(decode={"ready": False, "reason": "circuit breaker open"})
     shown = text(Seen(fleet=PAIR, router=router))
     assert "decode-0: gets no requests: circuit breaker open" in shown
 
 
 def test_an_engine_that_says_nothing_is_told():
-    router = copy.deepcopy(ROUTER)
     said = {"health": "degraded", "reason": "degraded: 9 health checks unanswered"}
-    router["pools"][1]["engines"][0] |= said
+    router = router_state(decode=said)
     shown = text(Seen(fleet=PAIR, router=router))
     assert (
         "decode-0: gets only what no other engine can serve: degraded: 9 health checks unanswered"
@@ -133,8 +146,7 @@ def test_what_is_to_be_said_of_an_engine_that_runs_is_told():
 
 
 def test_engines_running_elsewhere_are_listed():
-    router = copy.deepcopy(ROUTER)
-    router["pools"].append(routed("far", "both", 9))
+    router = router_state(more=[routed("far", "both", 9)])
     shown = text(Seen(fleet=PAIR, router=router))
     assert "far/127.0.0.1:9  both  ready  load 2, 1 waiting  running elsewhere" in shown
 
@@ -149,13 +161,13 @@ def test_json_has_it_all():
         goodput=recent.now(),
         executions={"decode-0": execution.Execution("cpu", compiled=False)},
     )
-    read = json.loads(seen.as_json())
-    assert read["fleet"] == PAIR
-    assert read["router"] == ROUTER
-    assert read["goodput"]["all"]["met_per_s"] == pytest.approx(1.1)
-    assert read["goodput"]["long"]["attainment"] == 1
-    assert read["goodput"]["all"]["missed"] == {"refused": 3, "ttft": 1}
-    assert read["decodes"] == {"decode-0": "eager"}
+    told = read(StatusReport, written(seen.report()))
+    assert told.fleet == PAIR
+    assert told.router == ROUTER
+    assert told.goodput["all"].met_per_s == pytest.approx(1.1)
+    assert told.goodput["long"].attainment == 1
+    assert told.goodput["all"].missed == {"refused": 3, "ttft": 1}
+    assert told.decodes == {"decode-0": "eager"}
 
 
 @pytest.mark.parametrize(
@@ -167,14 +179,13 @@ def test_times_are_told_in_their_largest_unit(seconds, told):
 
 
 def test_what_is_under_way_is_told():
-    assert "restart of decode is under way" in text(
-        Seen(fleet=PAIR | {"busy": "restart of decode"})
-    )
-    assert "stopping is under way" in text(Seen(fleet=PAIR | {"stopping": True}))
+    busy = replace(PAIR, busy="restart of decode")
+    assert "restart of decode is under way" in text(Seen(fleet=busy))
+    assert "stopping is under way" in text(Seen(fleet=replace(PAIR, stopping=True)))
 
 
 def test_a_fleet_whose_engines_run_elsewhere_has_no_table():
-    shown = text(Seen(fleet=fleet(), router={"pools": [routed("far", "both", 9)]}))
+    shown = text(Seen(fleet=fleet(), router=RouterState(pools=(routed("far", "both", 9),))))
     assert "ENGINE" not in shown
     assert "running elsewhere" in shown
 
@@ -182,8 +193,8 @@ def test_a_fleet_whose_engines_run_elsewhere_has_no_table():
 def test_devices_are_told_in_ranges():
     assert status._devices([3, 0, 1, 2, 6]) == "0-3,6"
     assert status._devices([4]) == "4"
-    assert status._where({"url": "http://h:1", "devices": [4]}) == "h:1 on 4"
-    assert status._where({"url": "http://h:1", "devices": []}) == "h:1"
+    assert status._where(engine("a", "both", 1, url="http://h:1", devices=(4,))) == "h:1 on 4"
+    assert status._where(engine("a", "both", 1, url="http://h:1", devices=())) == "h:1"
 
 
 # Goodput
@@ -302,12 +313,21 @@ def test_only_engines_that_decode_are_warned_about():
 # Fetching
 
 
-def test_only_a_good_answer_is_taken():
+@pytest.mark.parametrize(
+    ("answer_status", "body", "known"),
+    [
+        (200, written(ROUTER), ROUTER),
+        (500, written(ROUTER), None),
+        (200, "no JSON", None),
+        (200, '{"version": 1000}', None),
+    ],
+)
+def test_only_a_good_answer_is_taken(answer_status, body, known):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200 if self.path == "/good" else 500)
+            self.send_response(answer_status)
             self.end_headers()
-            self.wfile.write(b"body")
+            self.wfile.write(body.encode())
 
         def log_message(self, *_):
             pass
@@ -315,14 +335,14 @@ def test_only_a_good_answer_is_taken():
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
+        admin = f"http://127.0.0.1:{server.server_port}"
         try:
-            assert status.fetch(f"{url}/good") == "body"
-            assert status.fetch(f"{url}/bad") is None
+            found = status.seen(replace(PAIR, admin=admin), Recent())
         finally:
             server.shutdown()
             thread.join()
-    assert status.fetch(f"{url}/good") is None
+    assert found.router == known
+    assert status.seen(replace(PAIR, admin=admin), Recent()).router is None, "nobody listens"
 
 
 def test_the_routers_own_metrics_are_read():

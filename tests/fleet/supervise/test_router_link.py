@@ -45,7 +45,9 @@ class Admin:
                 {"id": e, "ready": e not in self.drained, "work": {"requests": len(e)}}
                 for e in sorted(self.engines)
             ]
-            return 200, json.dumps({"pools": [{"engines": engines}]}).encode()
+            return 200, json.dumps(
+                {"pools": [{"name": "a", "role": "both", "engines": engines}]}
+            ).encode()
         (engine,) = parse_qs(address.query)["engine"]
         self.asked.append((address.path, engine))
         if engine not in self.engines:

@@ -170,7 +170,7 @@ def test_the_routers_own_fault_is_an_error(moment):
                 raise RuntimeError("a fault")
 
             if moment == "routing":
-                fleet.service.strategy.route = fails
+                fleet.service.route = fails
             else:
                 fleet.service.lengths.observe = fails
             await fleet.ask(body_of(stream=True))

@@ -13,12 +13,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from headway import config as settings
 from headway.config import Config, ConfigError
 from headway.core.errors import SettingError
+from headway.core.status import FleetStatus
 from headway.fleet.doctor import engines as live
 from headway.fleet.doctor import installation
 from headway.fleet.doctor import machine as surroundings
@@ -120,17 +121,17 @@ def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> It
 
 
 def of_fleet(
-    name: str, status: Mapping[str, Any], policies: Mapping[str, str | None]
+    name: str, status: FleetStatus, policies: Mapping[str, str | None]
 ) -> Iterator[Finding]:
     """A fleet whose supervisor says `status`."""
     home = Home(name)
     absent = set()
-    for engine in status.get("engines", ()):
-        state, why = engine.get("state"), engine.get("reason")
+    for engine in status.engines:
+        state, why = engine.state, engine.reason
         if state not in {"ready", "draining"}:
-            absent.add(engine.get("router_id"))
-            said = f"{engine.get('name')} is {state}{f': {why}' if why else ''}"
-            then = f"headway logs {engine.get('name')}"
+            absent.add(engine.router_id)
+            said = f"{engine.name} is {state}{f': {why}' if why else ''}"
+            then = f"headway logs {engine.name}"
             yield Finding("error" if state == "failed" else "warning", live.ABOUT, said, then)
     try:
         config = settings.load(home.router_file)
@@ -140,7 +141,7 @@ def of_fleet(
         return
     engines = live.targets(config, _engine_key(config), policies)
     asked = [engine for engine in engines if engine.name not in absent]
-    yield from _routed(config, HttpServer(str(status["admin"])), str(status["endpoint"]), asked)
+    yield from _routed(config, HttpServer(status.admin), status.endpoint, asked)
 
 
 def of_elsewhere(config: Config, policies: Mapping[str, str | None]) -> Iterator[Finding]:
@@ -185,12 +186,12 @@ def _reachable(url: str) -> str:
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
 
 
-def _running(name: str) -> tuple[Mapping[str, Any] | None, list[Finding]]:
+def _running(name: str) -> tuple[FleetStatus | None, list[Finding]]:
     """What the fleet's supervisor says, None where none runs; and a finding if it says nothing."""
     try:
         if not Home(name).socket.exists():
             return None, []
-        status: Mapping[str, Any] = control_socket.ask(name, {"do": "status"}, _STATUS_S)
+        status = control_socket.fleet_status(name, _STATUS_S)
     except FleetError as error:
         then = "headway up; where one does run, headway down --force first"
         return None, [Finding("warning", live.ABOUT, str(error), then)]

@@ -2,9 +2,11 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+from headway.core.json_shape import ShapeError
+from headway.core.status import RouterState, read
 from headway.fleet.doctor import engines as live
 from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding
@@ -33,12 +35,15 @@ def examine(
     admin: its admin port. server: where clients connect. engines: those it knows.
     """
     said = admin.get("/state", live.ASK_S)
-    state = said.json() if said and said.status == 200 else None
-    if isinstance(state, dict):
-        yield from of_state(state)
-    else:
+    if said is None or said.status != 200:
         then = "headway logs router; in a pod: kubectl logs"
         yield Finding("error", ABOUT, f"its admin port doesn't answer ({admin.url})", then)
+    else:
+        try:
+            yield from of_state(read(RouterState, said.body))
+        except ShapeError as error:
+            then = "run the headway that the router runs"
+            yield Finding("error", ABOUT, f"what its admin port says: {error}", then)
     receivers = [target for target in engines if target.role != "prefill"]
     before = kv_bytes(receivers)
     answer = probe(server)
@@ -48,23 +53,21 @@ def examine(
     yield of_probe(answer, moved, splits=splits, url=server.url)
 
 
-def of_state(state: Mapping[str, Any]) -> Iterator[Finding]:
+def of_state(state: RouterState) -> Iterator[Finding]:
     """Findings from the answer of `GET /state`."""
-    pools = live.dicts(state.get("pools"))
-    engines = [engine for pool in pools for engine in live.dicts(pool.get("engines"))]
-    out = [engine for engine in engines if not engine.get("ready")]
+    known = list(state.engines)
+    out = [engine for engine in known if not engine.ready]
     for engine in out:
-        said = f"{engine.get('id')} gets no requests: {engine.get('reason')}"
-        drained = engine.get("draining")
-        then = "headway undrain" if drained else "headway logs of the engine"
-        yield Finding("note" if drained else "warning", ABOUT, said, then)
-    for engine in engines:
-        if engine.get("ready") and engine.get("health") == "degraded":
-            said = f"{engine.get('id')} gets only what no other engine can serve: "
+        said = f"{engine.id} gets no requests: {engine.reason}"
+        then = "headway undrain" if engine.draining else "headway logs of the engine"
+        yield Finding("note" if engine.draining else "warning", ABOUT, said, then)
+    for engine in known:
+        if engine.ready and engine.health == "degraded":
+            said = f"{engine.id} gets only what no other engine can serve: {engine.reason}"
             then = "it may be busy with one long step, or hung: headway logs of the engine"
-            yield Finding("warning", ABOUT, said + str(engine.get("reason")), then)
-    if engines and not out:
-        yield Finding("ok", ABOUT, f"sends requests to every engine ({len(engines)})")
+            yield Finding("warning", ABOUT, said, then)
+    if known and not out:
+        yield Finding("ok", ABOUT, f"sends requests to every engine ({len(known)})")
 
 
 def probe(server: HttpServer) -> HttpAnswer | None:

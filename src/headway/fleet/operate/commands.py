@@ -5,13 +5,14 @@ import fcntl
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from headway.core.status import written
 from headway.fleet.errors import FleetError
 from headway.fleet.operate import goodput
 from headway.fleet.operate import logs as logging
 from headway.fleet.operate import status as seeing
-from headway.fleet.operate.control_socket import ask
+from headway.fleet.operate.control_socket import ask, fleet_status
 from headway.fleet.operate.goodput import Recent
 from headway.fleet.operate.state_dir import Home
 
@@ -26,11 +27,11 @@ Say = Callable[[str], None]
 def status(name: str, *, watch: bool, json: bool) -> int:
     """Show a fleet once, or anew every two seconds until interrupted."""
     if not watch:
-        seen = _look(name)
-        _print(seen.as_json() if json else seeing.text(seen))
+        seen = _asked(name)
+        _print(written(seen.report(), indent=1) if json else seeing.text(seen))
         return 0
     while True:
-        shown = seeing.text(_look(name))
+        shown = seeing.text(_asked(name))
         _print(f"{_HOME_AND_CLEAR}{shown}" if sys.stdout.isatty() else f"{shown}\n")
         time.sleep(_WATCH_S)
 
@@ -75,7 +76,7 @@ def scale(name: str, pool: str, count: int, say: Say) -> int:
 
 def restart(name: str, pool: str, say: Say) -> int:
     """Restart a pool's engines one after the other; returns when all get requests again."""
-    ask(name, {"do": "status"}, _SOON_S)  # raises where there is no fleet
+    fleet_status(name, _SOON_S)  # raises where there is no fleet
     say(f"restarting {pool}, one engine after the other; Ctrl-C leaves the supervisor to it")
     done = ask(name, {"do": "restart", "pool": pool})
     say(f"restarted {', '.join(done['restarted'])}")
@@ -93,11 +94,10 @@ def down(name: str, say: Say, *, force: bool) -> int:
     return 0
 
 
-def _look(name: str) -> seeing.Seen:
-    fleet: dict[str, Any] = ask(name, {"do": "status"}, _SOON_S)
-    state = seeing.fetch(f"{fleet['admin']}/state")
+def _asked(name: str) -> seeing.Seen:
+    """What the fleet's supervisor and router say."""
     recent = Recent.read(Home(name).path / goodput.FILE, time.monotonic())
-    return seeing.seen(fleet, state, recent)
+    return seeing.seen(fleet_status(name, _SOON_S), recent)
 
 
 def _print(text: str) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from headway.core.errors import HeadwayError
+from headway.core.json_shape import ShapeError
+from headway.core.status import FleetStatus, read_value
 from headway.fleet.errors import FleetError
 from headway.fleet.operate.state_dir import Home
 
@@ -47,6 +49,14 @@ def ask(name: str, request: Mapping[str, Any], timeout_s: float | None = None) -
     except OSError as error:
         raise FleetError(f"the fleet {name} can't be asked: {error.strerror}") from error
     return _answer(name, line)
+
+
+def fleet_status(name: str, timeout_s: float) -> FleetStatus:
+    """What the supervisor of the fleet `name` says of it. Raises FleetError."""
+    try:
+        return read_value(FleetStatus, ask(name, {"do": "status"}, timeout_s))
+    except ShapeError as error:
+        raise FleetError(f"the fleet {name} runs another headway: its status's {error}") from error
 
 
 def _answer(name: str, line: bytes) -> Any:

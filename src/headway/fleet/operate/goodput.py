@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from headway.core.status import GoodputStatus
 from headway.fleet.net.http_async import exchange
 
 FILE: Final = "goodput.json"
@@ -55,16 +56,28 @@ class Goodput:
 
     @property
     def met_per_s(self) -> float:
+        """Those that met all limits."""
         return self.met / self.over_s
 
     @property
     def sent_per_s(self) -> float:
+        """All."""
         return self.sent / self.over_s
 
     @property
     def attainment(self) -> float | None:
         """The share of requests that met their limits, None where there were none."""
         return self.met / self.sent if self.sent else None
+
+    def status(self) -> GoodputStatus:
+        """For programs."""
+        return GoodputStatus(
+            over_s=round(self.over_s, 1),
+            met_per_s=self.met_per_s,
+            sent_per_s=self.sent_per_s,
+            attainment=self.attainment,
+            missed=self.missed,
+        )
 
 
 def tally(metrics: str) -> Tally:

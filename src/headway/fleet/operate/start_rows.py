@@ -1,10 +1,11 @@
 """What the supervisor's status means for whoever watches a fleet start."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from headway.core.status import EngineStatus
 from headway.fleet.operate import start_progress
 from headway.fleet.operate.display import Row
 from headway.fleet.operate.logs import Tail
@@ -20,7 +21,7 @@ class Starts:
         self._tails: dict[str, Tail] = {}
         self._progress: dict[str, StartProgress] = {}
 
-    def rows(self, engines: Sequence[Mapping[str, Any]]) -> list[Row]:
+    def rows(self, engines: Sequence[EngineStatus]) -> list[Row]:
         """A row an engine. Reads what was added to the logs since the last time."""
         return [self._row(engine) for engine in engines]
 
@@ -29,12 +30,11 @@ class Starts:
         for tail in self._tails.values():
             tail.close()
 
-    def _row(self, engine: Mapping[str, Any]) -> Row:
-        name, state = engine["name"], engine["state"]
-        reason = engine.get("reason") or ""
-        if state != "starting":
-            return Row(name, state, None, reason)
-        return Row(name, self._doing(name, Path(engine["log"])), engine["since_s"], reason)
+    def _row(self, engine: EngineStatus) -> Row:
+        name, reason = engine.name, engine.reason
+        if engine.state != "starting":
+            return Row(name, engine.state, None, reason)
+        return Row(name, self._doing(name, Path(engine.log)), engine.since_s, reason)
 
     def _doing(self, name: str, log: Path) -> str:
         tail = self._tails.setdefault(name, Tail(log))
@@ -47,16 +47,6 @@ class Starts:
         return start_progress.PREPARING if now.phase == start_progress.READY else str(now)
 
 
-def settled(engines: Sequence[Mapping[str, Any]]) -> bool:
+def settled(engines: Sequence[EngineStatus]) -> bool:
     """Whether every engine is ready, or won't be without an operator."""
-    return all(engine["state"] in _SETTLED for engine in engines)
-
-
-def failed(engines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to say of each engine that couldn't be started."""
-    return [
-        f"{engine['name']} failed: {engine.get('reason') or 'see its log'}; all it said: "
-        f"{engine['log']}"
-        for engine in engines
-        if engine["state"] == "failed"
-    ]
+    return all(engine.state in _SETTLED for engine in engines)

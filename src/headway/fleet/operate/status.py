@@ -1,14 +1,23 @@
 """What `headway status` shows: the supervisor's view of the fleet, and the router's."""
 
-import http.client
-import json
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
+from headway.core.json_shape import ShapeError
 from headway.core.slo import Verdict
+from headway.core.status import (
+    EngineStatus,
+    FleetStatus,
+    RoutedEngine,
+    RouterState,
+    StatusReport,
+    read,
+)
+from headway.fleet.net.http_sync import HttpServer
 from headway.fleet.operate import execution, logs, start_progress
 from headway.fleet.operate.execution import Execution
 from headway.fleet.operate.goodput import Goodput, Recent
@@ -31,43 +40,33 @@ _DECODES: Final = frozenset({"both", "decode"})
 class Seen:
     """Everything that is known of a fleet at one moment.
 
-    fleet: the supervisor's status. router: the router's /state, empty where it doesn't answer.
-    goodput: by length class, of all under "". executions: how engines run their model, by name.
+    router: what the router says of itself, None where it doesn't answer. goodput: by length class,
+    of all under "". executions: how engines run their model, by name.
     """
 
-    fleet: Mapping[str, Any]
-    router: Mapping[str, Any] = field(default_factory=dict)
+    fleet: FleetStatus
+    router: RouterState | None = None
     goodput: Mapping[str, Goodput] = field(default_factory=dict)
     executions: Mapping[str, Execution] = field(default_factory=dict)
 
-    def as_json(self) -> str:
+    def report(self) -> StatusReport:
         """All of it, for programs."""
-        every = {
-            "fleet": self.fleet,
-            "router": self.router,
-            "goodput": {
-                length or "all": {
-                    "over_s": round(goodput.over_s, 1),
-                    "met_per_s": goodput.met_per_s,
-                    "sent_per_s": goodput.sent_per_s,
-                    "attainment": goodput.attainment,
-                    "missed": dict(goodput.missed),
-                }
-                for length, goodput in self.goodput.items()
-            },
-            "decodes": {name: str(run) for name, run in self.executions.items()},
-        }
-        return json.dumps(every, indent=1)
+        return StatusReport(
+            fleet=self.fleet,
+            router=self.router,
+            goodput={length or "all": each.status() for length, each in self.goodput.items()},
+            decodes={name: str(run) for name, run in self.executions.items()},
+        )
 
 
 def text(seen: Seen) -> str:
     """For people: the fleet, its goodput, a line an engine, and what is to be said about them."""
     fleet = seen.fleet
-    engines = fleet["engines"]
-    ready = sum(engine["state"] == "ready" for engine in engines)
-    doing = "stopping" if fleet.get("stopping") else fleet.get("busy")
+    engines = fleet.engines
+    ready = sum(engine.state == "ready" for engine in engines)
+    doing = "stopping" if fleet.stopping else fleet.busy
     lines = [
-        f"fleet {fleet['name']}: {ready} of {len(engines)} engines ready; {_endpoint(seen)}",
+        f"fleet {fleet.name}: {ready} of {len(engines)} engines ready; {_endpoint(seen)}",
         *([f"{doing} is under way"] if doing else []),
         *([_goodput(seen.goodput)] if seen.goodput else []),
         "",
@@ -75,57 +74,50 @@ def text(seen: Seen) -> str:
         *_elsewhere(seen),
     ]
     notes: dict[str, list[str]] = {}
-    router = fleet["router"]
-    if router["state"] != "ready":
-        notes[f"{router['state']}{_because(router['reason'])}"] = ["router"]
+    router = fleet.router
+    if router.state != "ready":
+        notes[f"{router.state}{_because(router.reason)}"] = ["router"]
     for engine in engines:
         for note in _notes(engine, seen):
-            notes.setdefault(note, []).append(engine["name"])
+            notes.setdefault(note, []).append(engine.name)
     told = [f"  {', '.join(names)}: {note}" for note, names in notes.items()]
     return "\n".join([*lines, *([""] if told else []), *told])
 
 
-def fetch(url: str) -> str | None:
-    """The body of a good answer to GET, None without one."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(
-        address.hostname or "", address.port, timeout=_TIMEOUT_S
-    )
-    try:
-        connection.request("GET", address.path)
-        answer = connection.getresponse()
-        body = answer.read().decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
-    return body if answer.status == 200 else None
-
-
-def seen(fleet: Mapping[str, Any], router: str | None, recent: Recent) -> Seen:
-    """What is known of a fleet. router: its /state, None where it didn't answer."""
-    runs = {each["name"]: execution.of(Path(each["log"])) for each in fleet["engines"]}
+def seen(fleet: FleetStatus, recent: Recent) -> Seen:
+    """What is known of a fleet, its router asked."""
+    runs = {each.name: execution.of(Path(each.log)) for each in fleet.engines}
     return Seen(
         fleet=fleet,
-        router=json.loads(router) if router else {},
+        router=_state(fleet.admin),
         goodput=recent.now(),
         executions={name: run for name, run in runs.items() if run is not None},
     )
 
 
-def doing(engine: Mapping[str, Any]) -> str:
+def _state(admin: str) -> RouterState | None:
+    """What the router at this admin URL says; None where it says nothing that can be read."""
+    answer = HttpServer(admin).get("/state", _TIMEOUT_S)
+    if answer is None or answer.status != 200:
+        return None
+    with contextlib.suppress(ShapeError):
+        return read(RouterState, answer.body)
+    return None
+
+
+def doing(engine: EngineStatus) -> str:
     """An engine's state; of one that starts, how far it is."""
-    if engine["state"] != "starting":
-        return str(engine["state"])
-    said = logs.end_of(Path(engine["log"]), logs.WHOLE_BYTES)
+    if engine.state != "starting":
+        return engine.state
+    said = logs.end_of(Path(engine.log), logs.WHOLE_BYTES)
     now = start_progress.after(start_progress.StartProgress(), said)
     # Ready is who answers /health, and that is the supervisor's to say.
     return start_progress.PREPARING if now.phase == start_progress.READY else str(now)
 
 
 def _endpoint(seen: Seen) -> str:
-    strategy = f" ({seen.router['strategy']})" if "strategy" in seen.router else ""
-    return f"{seen.fleet['endpoint']}{strategy}"
+    strategy = f" ({seen.router.strategy})" if seen.router and seen.router.strategy else ""
+    return f"{seen.fleet.endpoint}{strategy}"
 
 
 def _goodput(goodput: Mapping[str, Goodput]) -> str:
@@ -147,18 +139,18 @@ def _goodput(goodput: Mapping[str, Goodput]) -> str:
     )
 
 
-def _cells(engine: Mapping[str, Any], seen: Seen) -> tuple[str, ...]:
+def _cells(engine: EngineStatus, seen: Seen) -> tuple[str, ...]:
     routed = _routed(engine, seen)
-    run = seen.executions.get(engine["name"])
+    run = seen.executions.get(engine.name)
     return (
-        engine["pool"],
-        engine["name"],
-        engine["role"],
-        f"{doing(engine)} {_for(engine['since_s'])}",
+        engine.pool,
+        engine.name,
+        engine.role,
+        f"{doing(engine)} {_for(engine.since_s)}",
         _load(routed),
         _kv(routed),
-        str(engine["restarts"]),
-        str(run) if run and engine["role"] in _DECODES else "-",
+        str(engine.restarts),
+        str(run) if run and engine.role in _DECODES else "-",
         _where(engine),
     )
 
@@ -171,33 +163,27 @@ def _for(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _routed(engine: Mapping[str, Any], seen: Seen) -> Mapping[str, Any]:
+def _routed(engine: EngineStatus, seen: Seen) -> RoutedEngine | None:
     """What the router knows of it."""
-    for pool in seen.router.get("pools", ()):
-        for each in pool["engines"]:
-            if each["id"] == engine["router_id"]:
-                found: Mapping[str, Any] = each
-                return found
-    return {}
+    return seen.router.engine(engine.router_id) if seen.router else None
 
 
-def _load(routed: Mapping[str, Any]) -> str:
-    if not routed:
+def _load(routed: RoutedEngine | None) -> str:
+    if routed is None:
         return "-"
-    work, reported = routed["work"], routed["reported"]
-    waiting = f", {reported['waiting']} waiting" if reported["waiting"] else ""
-    return f"{work['requests']}{waiting}"
+    waiting = f", {routed.reported.waiting} waiting" if routed.reported.waiting else ""
+    return f"{routed.work.requests}{waiting}"
 
 
-def _kv(routed: Mapping[str, Any]) -> str:
-    capacity = routed["reported"]["kv_capacity_tokens"] if routed else None
-    return f"{routed['work']['kv_tokens'] / capacity:.0%}" if capacity else "-"
+def _kv(routed: RoutedEngine | None) -> str:
+    capacity = routed.reported.kv_capacity_tokens if routed else None
+    return f"{routed.work.kv_tokens / capacity:.0%}" if routed and capacity else "-"
 
 
-def _where(engine: Mapping[str, Any]) -> str:
+def _where(engine: EngineStatus) -> str:
     """Its address and its devices; Ray keeps those to itself."""
-    address = urlsplit(engine["url"]).netloc
-    return f"{address} on {_devices(engine['devices'])}" if engine["devices"] else address
+    address = urlsplit(engine.url).netloc
+    return f"{address} on {_devices(engine.devices)}" if engine.devices else address
 
 
 def _devices(devices: Sequence[int]) -> str:
@@ -213,27 +199,28 @@ def _devices(devices: Sequence[int]) -> str:
 
 def _elsewhere(seen: Seen) -> list[str]:
     """Engines the router knows that the fleet didn't start."""
-    own = {engine["router_id"] for engine in seen.fleet["engines"]}
+    own = {engine.router_id for engine in seen.fleet.engines}
     return [
-        f"{each['id']}  {pool['role']}  {each['reason']}  load {_load(each)}  running elsewhere"
-        for pool in seen.router.get("pools", ())
-        for each in pool["engines"]
-        if each["id"] not in own
+        f"{each.id}  {pool.role}  {each.reason}  load {_load(each)}  running elsewhere"
+        for pool in (seen.router.pools if seen.router else ())
+        for each in pool.engines
+        if each.id not in own
     ]
 
 
-def _notes(engine: Mapping[str, Any], seen: Seen) -> list[str]:
+def _notes(engine: EngineStatus, seen: Seen) -> list[str]:
     """What is to be said about an engine."""
-    notes = [engine["reason"]] if engine["reason"] and engine["state"] != "ready" else []
-    if engine["state"] == "ready" and engine.get("note"):
-        notes.append(engine["note"])
+    ready = engine.state == "ready"
+    notes = [engine.reason] if engine.reason and not ready else []
+    if ready and engine.note:
+        notes.append(engine.note)
     routed = _routed(engine, seen)
-    if engine["state"] == "ready" and routed and not routed["ready"]:
-        notes.append(f"gets no requests: {routed['reason']}")
-    elif routed.get("health") == "degraded":
-        notes.append(f"gets only what no other engine can serve: {routed['reason']}")
-    run = seen.executions.get(engine["name"])
-    slow = execution.slow_decode(run) if run and engine["role"] in _DECODES else None
+    if ready and routed and not routed.ready:
+        notes.append(f"gets no requests: {routed.reason}")
+    elif routed and routed.health == "degraded":
+        notes.append(f"gets only what no other engine can serve: {routed.reason}")
+    run = seen.executions.get(engine.name)
+    slow = execution.slow_decode(run) if run and engine.role in _DECODES else None
     return [*notes, slow] if slow else notes
 
 

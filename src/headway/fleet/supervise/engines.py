@@ -2,11 +2,12 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from headway.core.status import EngineStatus
 from headway.engine.command import EngineCommand
 from headway.fleet.operate.failure import Cause
 from headway.fleet.operate.state_dir import Home
@@ -186,25 +187,25 @@ class Members:
         usable = [m for m in self.by_name.values() if m.keeper.life.open]
         return bool(usable) and all(self._link.serves(m.router_id) for m in usable)
 
-    def status(self, member: Member, now_s: float) -> Mapping[str, Any]:
-        """What there is to tell of an engine. since_s: how long it has been in its state."""
+    def status(self, member: Member, now_s: float) -> EngineStatus:
+        """What there is to tell of an engine."""
         life, spec = member.keeper.life, member.spec
         held = life.held and life.state is LifecycleState.READY
-        return {
-            "name": spec.name,
-            "pool": spec.pool,
-            "role": spec.role,
-            "model": spec.model,
-            "state": "draining" if held else life.state.value,
-            "reason": f"drained; headway undrain {spec.name}" if held else life.reason,
-            "note": member.said,
-            "since_s": round(now_s - life.since_s, 1),
-            "restarts": life.restarts,
-            "held": life.held,
-            "url": member.address.url,
-            "side_port": member.address.side_port,
-            "router_id": member.router_id,
-            "devices": list(spec.devices),
-            "pid": member.keeper.pid,
-            "log": str(self._home.log(spec.name)),
-        }
+        return EngineStatus(
+            name=spec.name,
+            pool=spec.pool,
+            role=spec.role,
+            model=spec.model,
+            state="draining" if held else life.state.value,
+            reason=f"drained; headway undrain {spec.name}" if held else life.reason,
+            note=member.said,
+            since_s=round(now_s - life.since_s, 1),
+            restarts=life.restarts,
+            held=life.held,
+            url=member.address.url,
+            side_port=member.address.side_port,
+            router_id=member.router_id,
+            devices=tuple(spec.devices),
+            pid=member.keeper.pid,
+            log=str(self._home.log(spec.name)),
+        )

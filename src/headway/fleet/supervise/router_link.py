@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
+from headway.core.status import RouterState, read
 from headway.engine.command import EngineCommand
 from headway.fleet.net.http_async import exchange
 
@@ -37,7 +37,7 @@ class RouterLink:
     """
 
     def __init__(self, admin_url: str) -> None:
-        self.state: Mapping[str, Any] = {}
+        self.state = RouterState()
         self._url = admin_url
         self._open: dict[str, bool] = {}
         self._told: dict[str, bool] = {}
@@ -59,7 +59,7 @@ class RouterLink:
         self._run += 1
         self._up = up
         self._told.clear()
-        self.state = {}
+        self.state = RouterState()
         self._wake()
 
     def set_open(self, engine: str, *, is_open: bool) -> None:
@@ -114,7 +114,7 @@ class RouterLink:
             run = self._run
             reply = await exchange("GET", f"{self._url}/state", _STATE_TIMEOUT_S)
             if reply is not None and reply.status == 200 and run == self._run:
-                self.state = json.loads(reply.body)
+                self.state = read(RouterState, reply.body)
                 return True
         return False
 
@@ -134,21 +134,17 @@ class RouterLink:
 
     def requests(self, engine: str) -> int:
         """How many it waits for there, as of the last `refresh`."""
-        found = self._find(engine)
-        return int(found["work"]["requests"]) if found else 0
+        return self.routed(engine)[0]
 
     def routed(self, engine: str) -> tuple[int, float]:
         """As `requests`, and how long the one that may take longest may take, seconds."""
-        found = self._find(engine)
-        return self.requests(engine), float(found.get("patience_s", 0.0))
+        found = self.state.engine(engine)
+        return (found.work.requests, found.patience_s) if found else (0, 0.0)
 
     def serves(self, engine: str) -> bool:
         """Whether it sends requests there, as of the last `refresh`."""
-        return bool(self._find(engine).get("ready"))
-
-    def _find(self, engine: str) -> Mapping[str, Any]:
-        every = (each for pool in self.state.get("pools", ()) for each in pool["engines"])
-        return next((each for each in every if each["id"] == engine), {})
+        found = self.state.engine(engine)
+        return found is not None and found.ready
 
 
 class RouterProbe:

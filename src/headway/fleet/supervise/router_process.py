@@ -5,9 +5,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from headway.config import Config
+from headway.core.status import RouterStatus
 from headway.engine.command import EngineCommand
 from headway.fleet.errors import FleetError
 from headway.fleet.operate.failure import Cause
@@ -113,17 +114,17 @@ class Front:
         self._tell()
         self._changed()
 
-    def status(self, now_s: float) -> dict[str, Any]:
-        """What there is to tell of it. since_s: how long it has been in its state."""
+    def status(self, now_s: float) -> RouterStatus:
+        """What there is to tell of it."""
         life = self.keeper.life
-        return {
-            "state": life.state.value,
-            "reason": life.reason,
-            "since_s": round(now_s - life.since_s, 1),
-            "restarts": life.restarts,
-            "pid": self.keeper.pid,
-            "log": str(self._home.log("router")),
-        }
+        return RouterStatus(
+            state=life.state.value,
+            reason=life.reason,
+            since_s=round(now_s - life.since_s, 1),
+            restarts=life.restarts,
+            pid=self.keeper.pid,
+            log=str(self._home.log("router")),
+        )
 
     def release(self) -> None:
         """Let go of its ports."""

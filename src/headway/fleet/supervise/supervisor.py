@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 
 from headway.config import Config
 from headway.core.errors import HeadwayError
+from headway.core.json_shape import to_json
+from headway.core.status import FleetStatus
 from headway.fleet.errors import FleetError
 from headway.fleet.operate import control_socket
 from headway.fleet.operate.state_dir import Home
@@ -33,7 +35,7 @@ _SHOW_S: Final = 1.0
 
 Said = TypeVar("Said")
 Say = Callable[[str], None]
-Show = Callable[[Mapping[str, Any]], None]
+Show = Callable[[FleetStatus], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,25 +267,25 @@ class Supervisor:
 
     # What it is asked
 
-    def status(self) -> dict[str, Any]:
-        """What there is to tell of the fleet, as JSON has it."""
+    def status(self) -> FleetStatus:
+        """What there is to tell of the fleet."""
         now_s = self._loop.time()
-        return {
-            "name": self._name,
-            "pid": os.getpid(),
-            "stopping": self._stop_asked.is_set(),
-            "serving": self._members.served(),
-            "busy": self._operations.busy,
-            "endpoint": self._front.endpoint,
-            "admin": self._front.admin,
-            "router": self._front.status(now_s),
-            "engines": [self._members.status(m, now_s) for m in self._members.by_name.values()],
-        }
+        return FleetStatus(
+            name=self._name,
+            pid=os.getpid(),
+            stopping=self._stop_asked.is_set(),
+            serving=self._members.served(),
+            busy=self._operations.busy,
+            endpoint=self._front.endpoint,
+            admin=self._front.admin,
+            router=self._front.status(now_s),
+            engines=tuple(self._members.status(m, now_s) for m in self._members.by_name.values()),
+        )
 
     async def _handle(self, request: Mapping[str, Any]) -> Any:
         """Status and down here, what changes the fleet in `Operations`."""
         if request.get("do") == "status":
-            return self.status()
+            return to_json(self.status())
         if request.get("do") == "down":
             self.stop(force=request.get("force") is True)
             return {"stopping": True}

@@ -2,10 +2,20 @@
 
 import json
 import re
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qs
 
 from headway.config import TimeoutSettings
+from headway.core.json_shape import to_json
+from headway.core.status import (
+    ReportedStatus,
+    RouteCount,
+    RoutedEngine,
+    RoutedPool,
+    RouterState,
+    WorkStatus,
+    written,
+)
 from headway.router.openai import error_body
 from headway.router.state.engine import EngineState
 from headway.router.state.metrics import METRICS_TYPE
@@ -29,7 +39,7 @@ class Admin:
         if _from_a_page(request):
             request.respond(403, [JSON_TYPE], error_body(403, "not for web pages; use curl"))
         elif request.path == "/state" and request.method == "GET":
-            request.respond(200, [JSON_TYPE], json.dumps(self.state(), indent=1).encode())
+            request.respond(200, [JSON_TYPE], written(self.state(), indent=1).encode())
         elif request.path == "/metrics" and request.method == "GET":
             service = self._service
             request.respond(200, [METRICS_TYPE], service.metrics_text())
@@ -39,29 +49,29 @@ class Admin:
             message = "use GET /state, GET /metrics, POST /drain?engine=ID, POST /undrain?engine=ID"
             request.respond(404, [JSON_TYPE], error_body(404, message))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> RouterState:
         """Everything a person would ask for."""
         service = self._service
         now_s, limits = service.now(), service.config.router.timeouts
-        return {
-            "strategy": service.config.router.strategy,
-            "in_flight": service.ceiling.in_flight,
-            "pools": [
-                {
-                    "name": pool.name,
-                    "role": pool.role,
-                    "max_prompt_tokens": pool.max_prompt_tokens,
-                    "engines": [_of(engine, now_s, limits) for engine in pool.engines],
-                }
+        return RouterState(
+            strategy=service.config.router.strategy,
+            in_flight=service.ceiling.in_flight,
+            pools=tuple(
+                RoutedPool(
+                    name=pool.name,
+                    role=pool.role,
+                    max_prompt_tokens=pool.max_prompt_tokens,
+                    engines=tuple(_of(engine, now_s, limits) for engine in pool.engines),
+                )
                 for pool in service.pools
-            ],
-            "routes": [
-                {**sample.labels, "count": int(sample.value)}
+            ),
+            routes=tuple(
+                RouteCount(**sample.labels, count=int(sample.value))
                 for family in service.metrics.routes.collect()
                 for sample in family.samples
                 if sample.name.endswith("_total")
-            ],
-        }
+            ),
+        )
 
     def _drain(self, request: ClientRequest, *, draining: bool) -> None:
         named = parse_qs(request.query.decode("latin-1")).get("engine", [""])
@@ -76,7 +86,7 @@ class Admin:
         else:
             engine.undrain(self._service.now())
         told = _of(engine, self._service.now(), self._service.config.router.timeouts)
-        request.respond(200, [JSON_TYPE], json.dumps(told).encode())
+        request.respond(200, [JSON_TYPE], json.dumps(to_json(told)).encode())
 
 
 def _from_a_page(request: ClientRequest) -> bool:
@@ -86,26 +96,26 @@ def _from_a_page(request: ClientRequest) -> bool:
     return b"origin" in fields or named is None
 
 
-def _of(engine: EngineState, now_s: float, limits: TimeoutSettings) -> dict[str, Any]:
-    work, report = engine.load.work, engine.report
-    return {
-        "id": engine.id,
-        "ready": engine.ready(now_s),
-        "reason": engine.health.why(now_s),
-        "healthy": engine.health.usable,
-        "health": engine.health.state.value,
-        "draining": engine.health.draining,
-        "breaker": engine.health.breaker.state(now_s),
-        "weight": engine.health.weight(now_s),
-        "models": [model.get("id") for model in engine.models],
-        "max_model_len": engine.max_model_len,
-        "prefill_tokens_per_s": round(engine.load.prefill_tokens_per_s, 1),
-        "patience_s": round(engine.patience_s(limits), 1),
-        "work": {name: getattr(work, name) for name in type(work).__slots__},
-        "reported": {
-            "waiting": report.waiting,
-            "running": report.running,
-            "kv_capacity_tokens": report.kv_capacity_tokens,
-            "kv_moved_bytes": report.kv_bytes,
-        },
-    }
+def _of(engine: EngineState, now_s: float, limits: TimeoutSettings) -> RoutedEngine:
+    health, load, report = engine.health, engine.load, engine.report
+    return RoutedEngine(
+        id=engine.id,
+        ready=engine.ready(now_s),
+        reason=health.why(now_s),
+        healthy=health.usable,
+        health=health.state.value,
+        draining=health.draining,
+        breaker=health.breaker.state(now_s),
+        weight=health.weight(now_s),
+        models=tuple(str(model.get("id")) for model in engine.models),
+        max_model_len=engine.max_model_len,
+        prefill_tokens_per_s=round(load.prefill_tokens_per_s, 1),
+        patience_s=round(engine.patience_s(limits), 1),
+        work=WorkStatus(**{name: getattr(load.work, name) for name in load.work.__slots__}),
+        reported=ReportedStatus(
+            waiting=report.waiting,
+            running=report.running,
+            kv_capacity_tokens=report.kv_capacity_tokens,
+            kv_moved_bytes=report.kv_bytes,
+        ),
+    )
