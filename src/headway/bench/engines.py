@@ -8,8 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,10 +19,12 @@ from typing import Final, Self
 from headway.bench.exchange import Target
 from headway.bench.report import ProgressLines
 from headway.core.errors import HeadwayError
+from headway.fleet.net.http_sync import HttpServer
 
 HOST: Final = "127.0.0.1"
 START_TIMEOUT_S: Final = 600.0
 STOP_TIMEOUT_S: Final = 30.0
+_HEALTH_S: Final = 5.0
 LOG_TAIL_LINES: Final = 25
 
 
@@ -181,12 +181,9 @@ class BenchEngine:
         raise EngineError(f"{self.name} not up after {START_TIMEOUT_S:g} s:\n{self._tail()}")
 
     def _healthy(self) -> bool:
-        url = f"http://{self.target.host}:{self.target.port}/health"
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        server = HttpServer(f"http://{self.target.host}:{self.target.port}")
+        answer = server.get("/health", _HEALTH_S)
+        return answer is not None and answer.status == 200
 
     def _tail(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()

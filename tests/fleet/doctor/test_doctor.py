@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.engine_metrics import Fallback
 from headway.core.json_shape import from_json
 from headway.core.status import RouterState
 from headway.engine import compat
@@ -21,7 +22,6 @@ from headway.fleet.doctor import engines as live
 from headway.fleet.doctor import router as through
 from headway.fleet.doctor.engines import EngineTarget, Facts
 from headway.fleet.doctor.finding import Finding, summary, tell
-from headway.fleet.net.fallback import Fallback
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 from headway.fleet.plan.spec import EngineSpec, Machine
 

@@ -10,28 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.fleet.net.http_async import exchange
-from headway.fleet.supervise.probes import EngineProbe, Look, WorkProgress, parse_metrics
-
-METRICS = b"""\
-# HELP vllm:num_requests_running Number of requests
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 2.0
-vllm:num_requests_running{engine="1",model_name="m"} 1.0
-vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
-vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
-vllm:prompt_tokens_total{engine="0",model_name="m"} 1200.0
-vllm:generation_tokens_total{engine="0",model_name="m"} 1.5e+06
-vllm:iteration_tokens_total_count{engine="0",model_name="m"} 77.0
-vllm:request_success_total{engine="0",finished_reason="abort"} 3.0
-headway:steps_total 99.0
-headway:prefill_tokens_total 12.0
-"""
-
-
-def test_work_is_what_runs_and_waits_and_moves_is_what_steps_change():
-    work, moves = parse_metrics(METRICS)
-    assert work == 7
-    assert sorted(moves) == [0.25, 77, 99, 1200, 1.5e6]
+from headway.fleet.supervise.probes import EngineProbe, Look, WorkProgress
 
 
 def test_an_engine_with_work_that_does_not_move_hangs():

@@ -299,8 +299,8 @@ async def test_an_engine_that_makes_progress_is_not_dead():
         [known] = router.service.engines.values()
         for number in range(8):
             engine.metrics = b'vllm:generation_tokens_total{a="b"} %d.0\n' % (number + 1)
-            at_s = known.report.at_s
-            await until(lambda at_s=at_s: known.report.at_s > at_s)
+            at_s = known.reported_s
+            await until(lambda at_s=at_s: known.reported_s > at_s)
             engine.metrics = b'vllm:generation_tokens_total{a="b"} %d.5\n' % (number + 1)
         assert known.health.usable
 

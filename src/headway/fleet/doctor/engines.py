@@ -4,7 +4,6 @@ What is found is decided by pure functions of what each has answered.
 """
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import Any, Final
 
 from headway.config import Config
 from headway.config.fleet import STOCK
+from headway.core.engine_metrics import NO_FAULTS, Fallback, parse_metrics
 from headway.fleet.doctor.finding import Finding, Severity
-from headway.fleet.net.fallback import NO_FAULTS, Fallback
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 
 ABOUT: Final = "engines"
@@ -23,10 +22,6 @@ _GENERATE_S: Final = 120.0
 """For a token: a busy engine may have long prompts before it."""
 _SKEW_S: Final = 2.0
 _AT_ONCE: Final = 16
-_STEPS: Final = re.compile(rb"^headway:steps_total(?:\{[^}]*\})? ", re.MULTILINE)
-_KV_BYTES: Final = re.compile(
-    rb"^vllm:nixl_bytes_transferred_sum(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,8 @@ def look(target: EngineTarget) -> Facts:
     version = _field(server.get("/version", ASK_S), "version")
     models = dicts(_field(server.get("/v1/models", ASK_S), "data"))
     why = _generate(server, str(models[0].get("id"))) if models else "it lists no model"
-    metrics = server.get("/metrics", ASK_S)
+    told = server.get("/metrics", ASK_S)
+    metrics = parse_metrics(told.body if told else b"")
     lengths = [n for each in models if isinstance(n := each.get("max_model_len"), int)]
     return Facts(
         target,
@@ -108,8 +104,8 @@ def look(target: EngineTarget) -> Facts:
         skew_s=skew_s(health),
         generates=not why,
         why=why,
-        steered=bool(metrics and _STEPS.search(metrics.body)),
-        fallback=Fallback.of(metrics.body if metrics else b""),
+        steered=metrics.steered,
+        fallback=metrics.fallback,
     )
 
 
@@ -149,13 +145,8 @@ def skew_s(answer: HttpAnswer) -> float | None:
 
 def kv_bytes(asked: Sequence[EngineTarget]) -> float:
     """KV that these engines have received."""
-    total = 0.0
-    for target in asked:
-        metrics = target.server.get("/metrics", ASK_S)
-        for number in _KV_BYTES.findall(metrics.body) if metrics else ():
-            with contextlib.suppress(ValueError):
-                total += float(number)
-    return total
+    answers = [target.server.get("/metrics", ASK_S) for target in asked]
+    return sum(parse_metrics(answer.body).kv_bytes for answer in answers if answer)
 
 
 def of_engine(facts: Facts) -> Iterator[Finding]:

@@ -2,25 +2,17 @@
 
 import contextlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from headway.fleet.net.fallback import Fallback
+from headway.core.engine_metrics import parse_metrics
 from headway.fleet.net.http_async import HttpReply, exchange
 
 LOOK_S: Final = 5.0
 """Between two looks at an engine that is ready."""
 _QUICK_S: Final = 1.0
 _LOOK_TIMEOUT_S: Final = 5.0
-_SAMPLE: Final = re.compile(
-    rb"^(?:(?P<work>vllm:num_requests_(?:running|waiting))"
-    rb"|(?P<moves>vllm:(?:prompt_tokens_total|generation_tokens_total|kv_cache_usage_perc"
-    rb"|iteration_tokens_total_count)|headway:steps_total))"
-    rb"(?:\{[^}]*\})? (?P<value>[0-9.eE+-]+)\s*$",
-    re.MULTILINE,
-)
 
 
 class ProcessProbe(Protocol):
@@ -52,23 +44,6 @@ class Look:
     moves: tuple[float, ...] = ()
     routed: int = 0
     patience_s: float = 0.0
-
-
-def parse_metrics(text: bytes) -> tuple[float, tuple[float, ...]]:
-    """`work` and `moves` of a Look from vLLM's /metrics.
-
-    vLLM counts a prompt's tokens when the whole of it is computed. Until then only the KV cache's
-    use, and the steps that headway's scheduler counts, tell that a long one gets on.
-    """
-    work = 0.0
-    moves: list[float] = []
-    for sample in _SAMPLE.finditer(text):
-        value = float(sample["value"])
-        if sample["work"]:
-            work += value
-        else:
-            moves.append(value)
-    return work, tuple(moves)
 
 
 class WorkProgress:
@@ -152,9 +127,10 @@ class EngineProbe:
         routed, patience_s = self._routed()
         if reply is None or reply.status != 200:
             return Look(health, routed=routed, patience_s=patience_s)
-        work, moves = parse_metrics(reply.body)
-        self._note(str(Fallback.of(reply.body)))
-        return Look(health, work, moves, routed, patience_s)
+        metrics = parse_metrics(reply.body)
+        self._note(str(metrics.fallback))
+        work = metrics.running + metrics.waiting
+        return Look(health, work, metrics.moves, routed, patience_s)
 
     async def _computes(self) -> bool:
         """Whether it answers a request that the engine core must see. What can't be asked, does."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headway.config import EngineAddress, TimeoutSettings
+from headway.core.engine_metrics import EngineMetrics
 from headway.core.reliability.engine_health import EngineHealth
 from headway.core.routing.load import Claim, Load
 from headway.core.routing.views import EngineView, PoolView
@@ -18,27 +19,12 @@ STALE_S: Final = 5.0
 """What an engine reported longer ago no longer counts."""
 
 
-@dataclass(slots=True)
-class EngineReport:
-    """What an engine last said on /metrics.
-
-    waiting, running: its requests, whoever sent them. kv_capacity_tokens: size of its KV cache,
-    None where unknown. progress: grows while it computes. kv_bytes: KV it has received.
-    """
-
-    at_s: float = -math.inf
-    waiting: int = 0
-    running: int = 0
-    kv_capacity_tokens: int | None = None
-    progress: float = 0.0
-    kv_bytes: float = 0.0
-
-
 class EngineState:
     """One engine behind the router.
 
     id: `pool/host:port`. models: what it serves, empty until it was asked.
-    max_model_len: tokens, the pool's setting or what the engine says.
+    max_model_len: tokens, the pool's setting or what the engine says. report: what it last said on
+    /metrics, at `reported_s`.
     """
 
     def __init__(
@@ -53,7 +39,8 @@ class EngineState:
         self.tls = address.tls
         self.upstream = upstream
         self.load = Load()
-        self.report = EngineReport()
+        self.report = EngineMetrics()
+        self.reported_s = -math.inf
         self.health = EngineHealth()
         self.expected = asyncio.Event()
         """Set: somebody says that it is well, so it is to be checked now."""
@@ -85,7 +72,7 @@ class EngineState:
         load, report = self.load, self.report
         work = load.work
         queued = 0
-        if now_s - report.at_s <= STALE_S:
+        if now_s - self.reported_s <= STALE_S:
             queued = max(0, report.waiting + report.running - work.requests)
         pool = self.pool
         return EngineView(

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import json
-import math
-import re
 from collections.abc import Callable
 from typing import Final
 
 from headway.config import Health
+from headway.core.engine_metrics import parse_metrics
 from headway.core.reliability.engine_health import HealthCheck, HealthState
-from headway.router.state.engine import EngineReport, EngineState
+from headway.router.state.engine import EngineState
 from headway.router.wire.engine_pool import (
     ConnectTimeout,
     FirstByteTimeout,
@@ -27,38 +26,6 @@ _UNHEARD: Final = (ConnectTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout, 
 _BUSY: Final = frozenset({408, 429, 504})
 """What a proxy before the engine says that waited for it in vain, or a server with too much."""
 METRICS_LIMIT_BYTES: Final = 4 << 20
-_SAMPLE: Final = re.compile(rb"^(vllm:[a-z_]+)(?:\{([^}]*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
-_LABEL: Final = re.compile(rb'([a-z_]+)="([^"]*)"')
-_PROGRESS: Final = (b"vllm:generation_tokens_total", b"vllm:prompt_tokens_total")
-_KV_BYTES: Final = b"vllm:nixl_bytes_transferred_sum"
-
-
-def parse_report(text: bytes, now_s: float) -> EngineReport:
-    """What vLLM's /metrics says; sums over the engine's ranks. Unknown lines are ignored."""
-    found = EngineReport(at_s=now_s)
-    for name, labels, number in _SAMPLE.findall(text):
-        try:
-            value = float(number)
-        except ValueError:
-            continue
-        if not math.isfinite(value):
-            continue
-        if name == b"vllm:num_requests_waiting":
-            found.waiting += int(value)
-        elif name == b"vllm:num_requests_running":
-            found.running += int(value)
-        elif name in _PROGRESS:
-            found.progress += value
-        elif name == _KV_BYTES:
-            found.kv_bytes += value
-        elif name == b"vllm:cache_config_info":
-            found.kv_capacity_tokens = _capacity(dict(_LABEL.findall(labels)))
-    return found
-
-
-def _capacity(labels: dict[bytes, bytes]) -> int | None:
-    blocks, tokens = labels.get(b"num_gpu_blocks", b""), labels.get(b"block_size", b"")
-    return int(blocks) * int(tokens) if blocks.isdigit() and tokens.isdigit() else None
 
 
 class Checker:
@@ -107,9 +74,9 @@ class Checker:
         if isinstance(health, bytes) or engine.health.usable:
             metrics = await self._get(b"/metrics")
             if isinstance(metrics, bytes):
-                report = parse_report(metrics, self._now())
+                report = parse_metrics(metrics)
                 moved = report.progress > engine.report.progress
-                engine.report = report
+                engine.report, engine.reported_s = report, self._now()
         found = HealthCheck.PASSED if isinstance(health, bytes) else health
         if found is HealthCheck.PASSED and not engine.models:
             found = await self._learn_models()
