@@ -16,8 +16,10 @@ from headway.fleet.supervise.lifecycle import (
     backoff_s,
 )
 from headway.fleet.supervise.states import (
+    FAULTS,
     OVER,
     RUNNING,
+    TRANSITIONS,
     Action,
     Drain,
     Exited,
@@ -349,3 +351,53 @@ def test_a_crash_while_it_drains_for_a_restart_needs_no_backoff():
     world.on(Restart())
     world.on(Exited(1, "it broke"))
     assert world.life.state is LifecycleState.QUEUED
+
+
+REACHED = [
+    # How to get to each state, and with what `Exited` means there.
+    (),
+    (Start(),),
+    (Start(), Go()),
+    (Start(), Go(), Ready()),
+    (Start(), Go(), Ready(), Stop()),
+    (Start(), Go(), Ready(), Restart()),
+    (Start(), Go(), Ready(), Stop(), Idle()),
+    (Start(), Go(), Ready(), Restart(), Idle()),
+    (Start(), Go(), Ready(), Lost()),
+    (Start(), Go(), Exited(1, "it broke")),
+    (Start(), Go(), Exited(1, "it broke", lasting=True)),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=str)
+@pytest.mark.parametrize(
+    "before", REACHED, ids=lambda events: (events and str(events[-1])) or "new"
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_every_event_leads_where_the_table_says(before, event, late):
+    life = Life(LIMITS)
+    for each in before:
+        life.on(each, 0.0)
+    state, was = life.state, (life.reason, life.held, life.until_s)
+    now_s = 1e6 if late else 0.0
+    allowed = TRANSITIONS[state].get(type(event))
+    if allowed is None and isinstance(event, FAULTS):
+        with pytest.raises(LifeError):
+            life.on(event, now_s)
+    else:
+        life.on(event, now_s)
+    if allowed is None:
+        assert (life.state, life.reason, life.held, life.until_s) == (state, *was)
+    else:
+        assert life.state in allowed
+
+
+def test_the_table_has_all_states_and_those_reached_above_are_all():
+    assert set(TRANSITIONS) == set(LifecycleState)
+    reached = set()
+    for before in REACHED:
+        life = Life(LIMITS)
+        for each in before:
+            life.on(each, 0.0)
+        reached.add(life.state)
+    assert reached == set(LifecycleState)

@@ -12,12 +12,14 @@ Whether the router may send requests there is `open`; `Open` and `Close` follow 
 come before every other action. The router's own process has the same life.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from functools import singledispatchmethod
+from typing import Final
 
 from headway.core.errors import HeadwayError
 from headway.fleet.supervise.states import (
+    FAULTS,
     RUNNING,
+    TRANSITIONS,
     Action,
     Actions,
     After,
@@ -94,11 +96,20 @@ class Life:
 
         Raises LifeError for Go and Exited where they can't happen; nothing has changed then.
         """
+        if type(event) not in TRANSITIONS[self.state]:
+            if isinstance(event, FAULTS):
+                raise LifeError(f"{type(event).__name__}, and it is {self.state.value}")
+            return ()
         before = self.open
-        actions = _HANDLERS[type(event)](self, event, now_s)
+        actions = self._take(event, now_s)
         if self.open is before:
             return actions
         return (Action.OPEN if self.open else Action.CLOSE, *actions)
+
+    @singledispatchmethod
+    def _take(self, event: Event, now_s: float) -> Actions:
+        """An event that the table lists for the present state."""
+        raise NotImplementedError(type(event).__name__)
 
     def _go_to(
         self, state: LifecycleState, now_s: float, wait_s: float | None = None, reason: str = ""
@@ -110,88 +121,88 @@ class Life:
 
     # Towards ready
 
-    def _start(self, event: Start, now_s: float) -> Actions:
-        if self.state in {LifecycleState.STOPPED, LifecycleState.FAILED, LifecycleState.BACKOFF}:
-            return self._queue_anew(now_s)
-        if (
-            self.state in {LifecycleState.DRAINING, LifecycleState.STOPPING}
-            and self._after is After.STOP
-        ):
+    @_take.register
+    def _start(self, _event: Start, now_s: float) -> Actions:
+        if self.state not in RUNNING:
+            self._queue_anew(now_s)
+        elif self._after is After.STOP:
             self._after = After.START
         return ()
 
-    def _queue_anew(self, now_s: float) -> Actions:
+    @_take.register
+    def _go(self, _event: Go, now_s: float) -> Actions:
+        self._go_to(LifecycleState.STARTING, now_s, self._limits.start_s)
+        return (Action.LAUNCH,)
+
+    def _queue_anew(self, now_s: float) -> None:
         self._failures = 0
         self._proved = False
         self._ready_s = None
         self._go_to(LifecycleState.QUEUED, now_s)
-        return ()
 
-    def _go(self, event: Go, now_s: float) -> Actions:
-        if self.state is not LifecycleState.QUEUED:
-            raise LifeError(f"Go, and it is {self.state.value}")
-        self._go_to(LifecycleState.STARTING, now_s, self._limits.start_s)
-        return (Action.LAUNCH,)
-
-    def _ready(self, event: Ready, now_s: float) -> Actions:
-        if self.state is LifecycleState.STARTING:
-            self._go_to(LifecycleState.READY, now_s)
-            self._ready_s = now_s
-            self._proved = True
+    @_take.register
+    def _ready(self, _event: Ready, now_s: float) -> Actions:
+        self._go_to(LifecycleState.READY, now_s)
+        self._ready_s = now_s
+        self._proved = True
         return ()
 
     # What goes wrong
 
+    @_take.register
     def _exited(self, event: Exited, now_s: float) -> Actions:
-        if self.state not in RUNNING:
-            raise LifeError(f"Exited, and it is {self.state.value}")
         going = self.state in {LifecycleState.DRAINING, LifecycleState.STOPPING}
         if not going or self._after is After.RETRY:
             lasting = event.lasting and not self.reason
-            return self._fail(now_s, self.reason or event.cause, lasting=lasting)
-        if self._after is After.START:
-            return self._queue_anew(now_s)
-        self._go_to(LifecycleState.STOPPED, now_s)
+            self._fail(now_s, self.reason or event.cause, lasting=lasting)
+        elif self._after is After.START:
+            self._queue_anew(now_s)
+        else:
+            self._go_to(LifecycleState.STOPPED, now_s)
         return ()
 
-    def _fail(self, now_s: float, why: str, *, lasting: bool) -> Actions:
+    def _fail(self, now_s: float, why: str, *, lasting: bool) -> None:
         if self._ready_s is not None and now_s - self._ready_s >= HEALTHY_S:
             self._failures = 0
         self._ready_s = None
         self._failures += 1
         if not self._proved and (lasting or self._failures >= STARTS):
             self._go_to(LifecycleState.FAILED, now_s, reason=why)
-            return ()
+            return
         self.restarts += 1
         self._go_to(LifecycleState.BACKOFF, now_s, backoff_s(self._failures), why)
-        return ()
 
-    def _lost(self, event: Lost, now_s: float) -> Actions:
+    @_take.register
+    def _lost(self, _event: Lost, now_s: float) -> Actions:
         self._break("", now_s, self._limits.stop_s)
         return ()
 
+    @_take.register
     def _hung(self, event: Hung, now_s: float) -> Actions:
-        return (Action.KILL,) if self._break(event.why, now_s, KILL_S) else ()
+        self._break(event.why, now_s, KILL_S)
+        return (Action.KILL,)
 
-    def _break(self, why: str, now_s: float, wait_s: float) -> bool:
-        """It can't go on; whether it was at work until now."""
-        if self.state not in {LifecycleState.READY, LifecycleState.DRAINING}:
-            return False
+    def _break(self, why: str, now_s: float, wait_s: float) -> None:
+        """It can't go on, and was at work until now."""
         if self.state is LifecycleState.READY:
             self._after = After.RETRY
         self._go_to(LifecycleState.STOPPING, now_s, wait_s, why)
-        return True
 
     # What the operator wants
 
-    def _drain(self, event: Drain, now_s: float) -> Actions:
+    @_take.register
+    def _drain(self, _event: Drain, now_s: float) -> Actions:
+        del now_s
         self.held = True
         return ()
 
-    def _undrain(self, event: Undrain, now_s: float) -> Actions:
+    @_take.register
+    def _undrain(self, _event: Undrain, now_s: float) -> Actions:
+        del now_s
         self.held = False
         return ()
 
+    @_take.register
     def _stop(self, event: Stop, now_s: float) -> Actions:
         if self.state not in RUNNING:
             self._go_to(LifecycleState.STOPPED, now_s)
@@ -202,12 +213,12 @@ class Life:
             return (Action.KILL,)
         return self._leave(After.STOP, now_s)
 
-    def _restart(self, event: Restart, now_s: float) -> Actions:
+    @_take.register
+    def _restart(self, _event: Restart, now_s: float) -> Actions:
         if self.state not in RUNNING:
-            return self._queue_anew(now_s)
-        if self.leaving:
+            self._queue_anew(now_s)
             return ()
-        return self._leave(After.START, now_s)
+        return () if self.leaving else self._leave(After.START, now_s)
 
     def _leave(self, after: After, now_s: float) -> Actions:
         self._after = after
@@ -220,13 +231,13 @@ class Life:
 
     # Towards the end
 
-    def _idle(self, event: Idle, now_s: float) -> Actions:
-        if self.state is not LifecycleState.DRAINING:
-            return ()
+    @_take.register
+    def _idle(self, _event: Idle, now_s: float) -> Actions:
         self._go_to(LifecycleState.STOPPING, now_s, self._limits.stop_s)
         return (Action.TERMINATE,)
 
-    def _tick(self, event: Tick, now_s: float) -> Actions:
+    @_take.register
+    def _tick(self, _event: Tick, now_s: float) -> Actions:
         if self.until_s is None or now_s < self.until_s:
             return ()
         if self.state is LifecycleState.BACKOFF:
@@ -245,19 +256,3 @@ class Life:
 def backoff_s(failures: int) -> float:
     """How long to wait after so many failures in a row, of which there is at least one."""
     return min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 30))
-
-
-_HANDLERS: Final[Mapping[type[Event], Callable[[Life, Any, float], Actions]]] = {
-    Start: Life._start,  # noqa: SLF001  the table belongs to the class
-    Go: Life._go,  # noqa: SLF001
-    Ready: Life._ready,  # noqa: SLF001
-    Exited: Life._exited,  # noqa: SLF001
-    Lost: Life._lost,  # noqa: SLF001
-    Hung: Life._hung,  # noqa: SLF001
-    Drain: Life._drain,  # noqa: SLF001
-    Undrain: Life._undrain,  # noqa: SLF001
-    Idle: Life._idle,  # noqa: SLF001
-    Stop: Life._stop,  # noqa: SLF001
-    Restart: Life._restart,  # noqa: SLF001
-    Tick: Life._tick,  # noqa: SLF001
-}

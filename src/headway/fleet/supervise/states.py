@@ -1,5 +1,6 @@
 """What can happen to an engine, where it can be, and what can be done about it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
@@ -116,6 +117,64 @@ class Tick:
 Event: TypeAlias = (
     Start | Go | Ready | Exited | Lost | Hung | Drain | Undrain | Idle | Stop | Restart | Tick
 )
+
+
+_ANY_TIME: Final = (Drain, Undrain)
+_AT_REST: Final[Mapping[type[Event], frozenset[LifecycleState]]] = {
+    Start: frozenset({LifecycleState.QUEUED}),
+    Restart: frozenset({LifecycleState.QUEUED}),
+    Stop: frozenset({LifecycleState.STOPPED}),
+}
+_ENDED: Final = frozenset({LifecycleState.BACKOFF, LifecycleState.FAILED})
+_AT_WORK: Final[Mapping[type[Event], frozenset[LifecycleState]]] = {
+    Lost: frozenset({LifecycleState.STOPPING}),
+    Hung: frozenset({LifecycleState.STOPPING}),
+    Stop: frozenset({LifecycleState.DRAINING, LifecycleState.STOPPING}),
+    Restart: frozenset({LifecycleState.DRAINING}),
+}
+_MOVES: Final[Mapping[LifecycleState, Mapping[type[Event], frozenset[LifecycleState]]]] = {
+    LifecycleState.STOPPED: _AT_REST,
+    LifecycleState.FAILED: _AT_REST,
+    LifecycleState.BACKOFF: {
+        **_AT_REST,
+        Tick: frozenset({LifecycleState.BACKOFF, LifecycleState.QUEUED}),
+    },
+    LifecycleState.QUEUED: {
+        Go: frozenset({LifecycleState.STARTING}),
+        Restart: frozenset({LifecycleState.QUEUED}),
+        Stop: frozenset({LifecycleState.STOPPED}),
+    },
+    LifecycleState.STARTING: {
+        Ready: frozenset({LifecycleState.READY}),
+        Exited: _ENDED,
+        Stop: frozenset({LifecycleState.STOPPING}),
+        Restart: frozenset({LifecycleState.STOPPING}),
+        Tick: frozenset({LifecycleState.STARTING, LifecycleState.STOPPING}),
+    },
+    LifecycleState.READY: {**_AT_WORK, Exited: _ENDED},
+    LifecycleState.DRAINING: {
+        **_AT_WORK,
+        Start: frozenset({LifecycleState.DRAINING}),
+        Exited: frozenset({LifecycleState.STOPPED, LifecycleState.QUEUED}),
+        Idle: frozenset({LifecycleState.STOPPING}),
+        Tick: frozenset({LifecycleState.DRAINING, LifecycleState.STOPPING}),
+    },
+    LifecycleState.STOPPING: {
+        Start: frozenset({LifecycleState.STOPPING}),
+        Exited: _ENDED | {LifecycleState.STOPPED, LifecycleState.QUEUED},
+        Stop: frozenset({LifecycleState.STOPPING}),
+        Restart: frozenset({LifecycleState.STOPPING}),
+        Tick: frozenset({LifecycleState.STOPPING}),
+    },
+}
+TRANSITIONS: Final[Mapping[LifecycleState, Mapping[type[Event], frozenset[LifecycleState]]]] = {
+    state: {**dict.fromkeys(_ANY_TIME, frozenset({state})), **moves}
+    for state, moves in _MOVES.items()
+}
+"""Where each event may lead. One that isn't listed came too late and changes nothing; if it is in
+`FAULTS`, whoever told it is at fault.
+"""
+FAULTS: Final = (Go, Exited)
 
 
 class Action(Enum):
