@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from headway.bench import outcomes, report, workload
-from headway.bench.arms import SLO, STOCK, TUNED
+from headway.bench.arms import SLO, TUNED
 from headway.bench.engines import BenchEngine, swap
 from headway.bench.exchange import Sample
 from headway.bench.figures import Figures, Judge
@@ -22,6 +22,7 @@ from headway.bench.outcomes import Alone
 from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, ratio, ratios, spread
 from headway.bench.workload import LONG, RUNNING, SHORT, ClosedLoop, LengthClass
+from headway.core.batching.settings import STOCK
 
 STEP_TOKENS: Final = 512
 FLAGS: Final = (

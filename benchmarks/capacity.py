@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from headway.bench import outcomes, plot, report, workload
-from headway.bench.arms import SLO, STOCK, TUNED
+from headway.bench.arms import SLO, TUNED
 from headway.bench.cells import Cell, goodput_ratio, long_ratio, points, rate_ratio
 from headway.bench.engines import BenchEngine, EngineError, swap
 from headway.bench.lab import TUNED_THRESHOLD, Lab
@@ -23,6 +23,7 @@ from headway.bench.outcomes import Alone
 from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, lowest
 from headway.bench.workload import LONG, MIXED, SHORT, Arrival
+from headway.core.batching.settings import STOCK
 from headway.core.highest_rate import TARGET_ATTAINMENT, highest_rate
 
 FLAGS: Final = (

@@ -25,8 +25,8 @@ from vllm.v1.request import RequestStatus
 from headway.bench import report
 from headway.bench.report import Goal, ProgressLines
 from headway.bench.spread import Spread, ratios, spread
+from headway.core.batching.settings import STOCK
 
-STOCK: Final = "vllm"
 ARMS: Final = (STOCK, "parallel", "slo")
 BOUND: Final = 1.10
 STEP_TOKENS: Final = 8_192

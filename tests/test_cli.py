@@ -101,7 +101,7 @@ def test_every_setting_is_a_flag(serve):
         "--max-client-slo-factor 3 --min-client-priority -2"
     )
     expected = headway_config(engine)
-    assert set(expected) == set(command.settings.SETTING_NAMES)
+    assert set(expected) == set(command.settings.SETTINGS)
     for name, value in expected.items():
         assert getattr(engine.settings, name) == value
 
@@ -158,7 +158,7 @@ def test_help_names_every_setting_policy_and_the_way_to_vllms_flags(capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     text = capsys.readouterr().out
-    for name in command.settings.SETTING_NAMES:
+    for name in command.settings.SETTINGS:
         assert "--" + name.replace("_", "-") in text
     for policy in (*command.settings.PRESETS, "vllm"):
         assert f"  {policy} " in text

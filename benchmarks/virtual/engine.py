@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from harness import Clock, Driver, faults, make_request, make_scheduler
 
+from headway.core.batching.settings import STOCK
 from headway.core.slo import Limits, Outcome
 from headway.engine import conductor, tracks
 from virtual.machines import Device, Machine
 
-STOCK: Final = "vllm"
 DEPTH: Final = 2
 """Steps in flight under asynchronous scheduling, which vLLM uses on GPUs."""
 LONGEST_S: Final = 3_600.0

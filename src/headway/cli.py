@@ -30,14 +30,18 @@ Every flag not listed here goes to vLLM as it is: --port 8001, --max-model-len 4
 python -m vllm.entrypoints.openai.api_server --help=all
 """
 
-_POLICIES: Final = """\
-policies:
-  sequential  one prompt prefilled at a time, in order of arrival
-  parallel    up to 4 prompts mid-prefill at once, of which 1 long; short ones pass by
-  priority    long prompts wait longer, age so that none starves; client priorities count
-  slo         deadlines decide the order, and the prefill chunk of each step (the default)
-  vllm        vLLM's own scheduler, for comparison
-"""
+_POLICIES: Final = "\n".join(
+    [
+        "policies:",
+        *(
+            f"  {name:11} {preset.meaning}"
+            + (" (the default)" if name == settings.DEFAULT_POLICY else "")
+            for name, preset in settings.PRESETS.items()
+        ),
+        f"  {settings.STOCK:11} vLLM's own scheduler, for comparison",
+        "",
+    ]
+)
 
 _EXAMPLES: Final = """\
 examples:
@@ -45,33 +49,6 @@ examples:
   headway serve --policy parallel --max-long-partial-prefills 2 --port 8001
   headway serve Qwen/Qwen3-8B --ttft-slo-s 2 --tpot-slo-s 0.05 --tensor-parallel-size 2
 """
-
-_HELP: Final = {
-    "policy": f"how requests share the engine (default: {settings.DEFAULT_POLICY})",
-    "order": "who gets prefill tokens first (default: the policy's)",
-    "budget": "prefill tokens a step carries: the engine's own number, or what deadlines allow "
-    "(default: the policy's)",
-    "max_num_partial_prefills": "prompts that may be mid-prefill at once (default: 4; "
-    "sequential: 1)",
-    "max_long_partial_prefills": "of these, how many may be long (default: 1)",
-    "long_prefill_token_threshold": "a prompt with more uncached tokens is long (default: "
-    f"{settings.LONG_PREFILL_TOKENS}, less in proportion for a context below "
-    f"{settings.FULL_CONTEXT_TOKENS}); with --policy {command.STOCK}: vLLM's own flag",
-    "ttft_slo_s": "limit of the time to first token, seconds (default: 1)",
-    "ttft_slo_factor": "a long prompt's limit: this many times its prefill alone (default: 4)",
-    "tpot_slo_s": "limit of the time per output token, seconds (default: 0.15)",
-    "max_wait_s": "a prompt that has waited longer is guaranteed a share of prefill (default: 120)",
-    "min_client_slo_factor": "the tightest limits clients may ask for, as a multiple of the "
-    "engine's (default: 1)",
-    "max_client_slo_factor": "the widest (default: 10)",
-    "min_client_priority": "the most urgent priority clients may ask for; lower goes first "
-    "(default: 0)",
-}
-_CHOICES: Final = {
-    "policy": (*settings.PRESETS, command.STOCK),
-    "order": settings.ORDERS,
-    "budget": settings.BUDGETS,
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,17 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     serve.add_argument("--model", metavar="MODEL", help="the same as MODEL")
-    batching = serve.add_argument_group("batching")
-    for name in settings.SETTING_NAMES:
-        kind = settings.BatchingSettings.__annotations__[name]
-        batching.add_argument(
-            _flag(name),
-            dest=f"headway.{name}",
-            type=kind,
-            choices=_CHOICES.get(name),
-            metavar=None if name in _CHOICES else "N" if kind is int else "X",
-            help=_HELP[name],
-        )
+    _add_batching(serve.add_argument_group("batching"))
     serve.add_argument(
         "--additional-config",
         metavar="JSON",
@@ -150,6 +117,24 @@ def _parser() -> argparse.ArgumentParser:
     route.add_flags(router)
     fleet.add_commands(commands)
     return parser
+
+
+def _add_batching(group: "argparse._ArgumentGroup") -> None:
+    """A flag for each of headway's batching settings."""
+    for name, setting in settings.SETTINGS.items():
+        kind = setting.kind
+        words = kind.words if isinstance(kind, settings.Words) else None
+        if words and name == "policy":
+            words = (*words, settings.STOCK)
+        number = float if isinstance(kind, settings.Amount) else int
+        group.add_argument(
+            _flag(name),
+            dest=f"headway.{name}",
+            type=str if words else number,
+            choices=words,
+            metavar=None if words else "X" if number is float else "N",
+            help=f"{setting.meaning} (default: {setting.said})",
+        )
 
 
 def _route(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -206,7 +191,7 @@ def _build(wish: command.EngineWish, *, cpu: bool) -> command.EngineCommand:
 
 
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    values = {name: getattr(arguments, f"headway.{name}") for name in settings.SETTING_NAMES}
+    values = {name: getattr(arguments, f"headway.{name}") for name in settings.SETTINGS}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -245,7 +230,7 @@ def _version() -> str:
 
 
 def _summary(engine: command.EngineCommand) -> str:
-    policy = engine.settings.policy if engine.settings else f"{command.STOCK}'s own scheduler"
+    policy = engine.settings.policy if engine.settings else f"{settings.STOCK}'s own scheduler"
     own = {k: v for k, v in engine.env.items() if os.environ.get(k) != v}
     return "\n".join(
         [

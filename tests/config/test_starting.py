@@ -9,7 +9,7 @@ from headway import config
 from headway.config.fleet import STARTING, Batching, Fleet
 from headway.config.model import Pool
 from headway.config.reading import form
-from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS, SETTING_NAMES
+from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS, SETTINGS
 
 POOL = '[[pool]]\nname = "a"\n'
 ELSEWHERE = POOL + 'engines = ["http://h:1"]\n'
@@ -77,7 +77,7 @@ def test_engines_that_run_elsewhere_are_not_started(name, starts):
 
 
 def test_batching_settings_are_those_of_the_core():
-    assert tuple(each.name for each in dataclasses.fields(Batching)) == SETTING_NAMES
+    assert tuple(each.name for each in dataclasses.fields(Batching)) == tuple(SETTINGS)
     choices = {s.name: s.check.schema().get("enum") for s in form(Batching).settings}
     assert choices["policy"] == [*PRESETS, "vllm"]
     assert (choices["order"], choices["budget"]) == (list(ORDERS), list(BUDGETS))

@@ -147,11 +147,11 @@ def test_goodput_of_the_last_minute_is_there_for_whoever_asks_once(tmp_path):
         said = fleet.until("ready: m on ")
         endpoint = re.search(r"ready: m on (\S+); try", said)[1]
         end_s = time.monotonic() + 30
-        seen = commands._look("default")
+        seen = commands._asked("default")
         while time.monotonic() < end_s and not seen.goodput:
             post(endpoint, "/v1/completions", {"model": "m", "prompt": "hi"})
             time.sleep(0.5)
-            seen = commands._look("default")
+            seen = commands._asked("default")
         assert seen.goodput[""].sent > 0
         assert "goodput" in status.text(seen)
         assert ask("default", {"do": "status"}, 5)["serving"]

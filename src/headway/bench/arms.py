@@ -3,8 +3,8 @@
 from typing import Final
 
 from headway.bench.engines import ArmEngine
+from headway.core.batching.settings import STOCK
 
-STOCK: Final = "vllm"
 TUNED: Final = "vllm-tuned"
 SLO: Final = "slo"
 ARMS: Final = (STOCK, TUNED, "sequential", "parallel", "priority", SLO)

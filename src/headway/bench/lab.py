@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from headway.bench.arms import STOCK, TUNED, arm_spec
+from headway.bench.arms import TUNED, arm_spec
 from headway.bench.engines import BenchEngine, EngineError
 from headway.bench.options import BenchOptions
 from headway.bench.outcomes import Alone
 from headway.bench.report import ProgressLines
 from headway.bench.stage import Stage
+from headway.core.batching.settings import STOCK
 from headway.core.slo import Slo
 
 CORES: Final = (0, 1)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.bench.arms import ARMS, STOCK
+from headway.bench.arms import ARMS
+from headway.core.batching.settings import STOCK
 
 
 @dataclass(frozen=True, slots=True)

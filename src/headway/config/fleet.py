@@ -5,18 +5,27 @@ The settings of a pool that say how to start it stand in `model.Pool`; `STARTING
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-from headway.config.checks import BadValueError, Choice, Number, Text, Whole, bad, kind, shown
-from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS, PRIORITY_LEVELS
+from headway.config.checks import (
+    BadValueError,
+    Check,
+    Choice,
+    Number,
+    Text,
+    Whole,
+    bad,
+    kind,
+    shown,
+)
+from headway.core.batching.settings import SETTINGS, STOCK, Amount, Cardinal, Level, Words
 
 if TYPE_CHECKING:
     from headway.config.lines import Path
 
+T = TypeVar("T")
 PLACEMENTS: Final = ("local", "ray")
-STOCK: Final = "vllm"
-"""The policy name that stands for vLLM's own scheduler."""
 STARTING: Final = (
     "replicas",
     "model",
@@ -132,73 +141,54 @@ def _variable_problem(name: str, content: object) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+ROUTERS_LIMITS: Final[Mapping[str, str]] = {
+    "ttft_slo_s": "ttft_s",
+    "ttft_slo_factor": "ttft_factor",
+    "tpot_slo_s": "tpot_s",
+}
+"""Limits that are the router's where a pool sets none, and what they are called in [router.slo]."""
+_TYPES: Final = {Words: str, Cardinal: int, Level: int, Amount: float}
+
+
+def _check_of(name: str, kind_of: Words | Cardinal | Amount | Level) -> Check:
+    """What a file may say; of amounts less than the scheduler takes, to find slips."""
+    if isinstance(kind_of, Words):
+        return Choice((*kind_of.words, STOCK) if name == "policy" else kind_of.words)
+    if isinstance(kind_of, Cardinal):
+        return _COUNT
+    if isinstance(kind_of, Level):
+        return Whole(-kind_of.most, kind_of.most)
+    return _SECONDS if kind_of.unit == "seconds" else Number(most=1000)
+
+
+def _with_all_settings(cls: type[T]) -> type[T]:
+    """A class of settings that has all of `core.batching`, each None where it isn't set."""
+    hints = {}
+    for name, setting in SETTINGS.items():
+        default = setting.said
+        if name in ROUTERS_LIMITS:
+            default = f"router.slo.{ROUTERS_LIMITS[name]}"
+        optional = _TYPES[type(setting.kind)] | None
+        meaning = f"{setting.meaning}; not set: {default}"
+        hints[name] = Annotated[optional, _check_of(name, setting.kind), meaning]
+        setattr(cls, name, None)
+    cls.__annotations__ = hints
+    return dataclass(frozen=True, kw_only=True)(cls)
+
+
+@_with_all_settings
 class Batching:
     """How an engine shares its steps among requests: docs/policies.md.
 
     What isn't set follows from the policy. With "vllm" only long_prefill_token_threshold counts.
     """
 
-    policy: Annotated[
-        str | None,
-        Choice((*PRESETS, STOCK)),
-        'the preset the others start from, or "vllm" for its own scheduler; not set: slo',
-    ] = None
-    order: Annotated[
-        str | None, Choice(ORDERS), "who gets prefill tokens first; not set: the policy's"
-    ] = None
-    budget: Annotated[
-        str | None,
-        Choice(BUDGETS),
-        "prefill tokens a step carries: the engine's own number, or what deadlines allow; "
-        "not set: the policy's",
-    ] = None
-    max_num_partial_prefills: Annotated[
-        int | None, _COUNT, "prompts that may be mid-prefill at once; not set: the policy's"
-    ] = None
-    max_long_partial_prefills: Annotated[
-        int | None, _COUNT, "of these, how many may be long; not set: 1"
-    ] = None
-    long_prefill_token_threshold: Annotated[
-        int | None,
-        _COUNT,
-        "a prompt with more uncached tokens is long; not set: 10000, or in proportion to a "
-        "context below 131072",
-    ] = None
-    ttft_slo_s: Annotated[
-        float | None, _SECONDS, "time to first token, at most; not set: router.slo.ttft_s"
-    ] = None
-    ttft_slo_factor: Annotated[
-        float | None,
-        Number(most=1000),
-        "a long prompt's limit is this many times its prefill alone; not set: "
-        "router.slo.ttft_factor",
-    ] = None
-    tpot_slo_s: Annotated[
-        float | None, _SECONDS, "time per output token, at most; not set: router.slo.tpot_s"
-    ] = None
-    max_wait_s: Annotated[
-        float | None,
-        _SECONDS,
-        "a prompt that has waited longer is guaranteed a share of prefill; not set: 120",
-    ] = None
-    min_client_slo_factor: Annotated[
-        float | None,
-        Number(most=1000),
-        "the tightest limits clients may ask for, as a multiple of the engine's; not set: 1",
-    ] = None
-    max_client_slo_factor: Annotated[
-        float | None, Number(most=1000), "the widest limits clients may ask for; not set: 10"
-    ] = None
-    min_client_priority: Annotated[
-        int | None,
-        Whole(-PRIORITY_LEVELS, PRIORITY_LEVELS),
-        "the most urgent priority clients may ask for (lower goes first); not set: 0",
-    ] = None
+    if TYPE_CHECKING:
+        policy: str | None
 
     def given(self) -> dict[str, Any]:
         """What is set, by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {name: getattr(self, name) for name in SETTINGS}
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-from headway.config.fleet import STARTING, STOCK
+from headway.config.fleet import STARTING
 from headway.config.model import Pool
 from headway.config.problems import Problems
-from headway.core.batching.settings import FULL_CONTEXT_TOKENS, parse
+from headway.core.batching.settings import FULL_CONTEXT_TOKENS, STOCK, STOCK_SETTINGS, parse
 from headway.core.errors import SettingError
 
 Pools = Sequence[tuple[int, Pool]]
 """Pools that could be read, each with its index."""
-
-_STOCK_HAS = ("policy", "long_prefill_token_threshold")
 
 
 def check_places(pools: Pools, problems: Problems, *, starts: bool) -> None:
@@ -55,7 +53,7 @@ def _batching(index: int, pool: Pool, problems: Problems) -> None:
     given = pool.batching.given()
     if given.get("policy") == STOCK:
         for name in given:
-            if name not in _STOCK_HAS:
+            if name not in STOCK_SETTINGS:
                 problems.add(
                     (*at, name),
                     f'is a setting of headway\'s scheduler; leave out policy = "{STOCK}" to use it',

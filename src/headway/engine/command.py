@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.batching import settings
+from headway.core.batching.settings import STOCK, STOCK_SETTINGS
 from headway.core.errors import SettingError
 from headway.engine import nixl
 
-STOCK: Final = "vllm"
-"""The policy name that stands for vLLM's own scheduler."""
 _SCHEDULER: Final = "headway.engine.Scheduler"
 _DRAIN_S: Final = 10
 _MOST_DRAIN_S: Final = 7 * 24 * 3600
@@ -148,11 +147,11 @@ def _scheduler(
 def _stock(values: Mapping[str, Any], rest: Mapping[str, Any]) -> tuple[str, ...]:
     flags: tuple[str, ...] = ("--additional-config", json.dumps(rest)) if rest else ()
     for key, value in values.items():
-        if key == "long_prefill_token_threshold":
-            flags += ("--long-prefill-token-threshold", str(value))
-        elif key != "policy":
+        if key not in STOCK_SETTINGS:
             problem = f"is a setting of headway's scheduler; leave out --policy {STOCK} to use it"
             raise SettingError(f"headway.{key}", problem)
+        if key != "policy":
+            flags += (f"--{key.replace('_', '-')}", str(value))
     return flags
 
 

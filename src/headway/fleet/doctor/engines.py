@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from headway.config import Config
-from headway.config.fleet import STOCK
+from headway.core.batching.settings import STOCK
 from headway.core.engine_metrics import NO_FAULTS, Fallback, parse_metrics
 from headway.fleet.doctor.finding import Finding, Severity
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer

@@ -76,7 +76,7 @@ def scale(name: str, pool: str, count: int, say: Say) -> int:
 
 def restart(name: str, pool: str, say: Say) -> int:
     """Restart a pool's engines one after the other; returns when all get requests again."""
-    fleet_status(name, _SOON_S)  # raises where there is no fleet
+    ask(name, {"do": "status"}, _SOON_S)  # raises where there is no fleet
     say(f"restarting {pool}, one engine after the other; Ctrl-C leaves the supervisor to it")
     done = ask(name, {"do": "restart", "pool": pool})
     say(f"restarted {', '.join(done['restarted'])}")

@@ -8,9 +8,10 @@ from typing import Any, Final
 from headway import config as settings
 from headway.config import Config, ConfigError, Pool, Problem
 from headway.config.checks import shown
-from headway.config.fleet import STOCK
+from headway.config.fleet import ROUTERS_LIMITS
 from headway.config.model import MOST_REPLICAS
 from headway.config.problems import Problems
+from headway.core.batching.settings import STOCK
 from headway.core.errors import SettingError
 from headway.fleet.plan import template, vllm_flags
 from headway.fleet.plan.devices import Shares, ShortError, Want, share
@@ -221,12 +222,7 @@ def _batching(config: Config, pool: Pool) -> dict[str, Any]:
     if given.get("policy") == STOCK:
         return given
     slo = config.router.slo
-    limits = {
-        "ttft_slo_s": slo.ttft_s,
-        "ttft_slo_factor": slo.ttft_factor,
-        "tpot_slo_s": slo.tpot_s,
-    }
-    return {**limits, **given}
+    return {**{name: getattr(slo, routers) for name, routers in ROUTERS_LIMITS.items()}, **given}
 
 
 def _check_devices(
