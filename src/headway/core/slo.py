@@ -57,10 +57,31 @@ class Slo:
 
         own_ttft_s, own_tpot_s: those that its client set, positive and finite; they come first.
         """
-        ttft_s = own_ttft_s
-        if ttft_s is None:
-            ttft_s = max(self.ttft_floor_s, self.ttft_factor * alone_ttft_s)
+        ttft_s = self.ttft_limit_s(alone_ttft_s) if own_ttft_s is None else own_ttft_s
         return Limits(ttft_s, self.tpot_s if own_tpot_s is None else own_tpot_s)
+
+    def ttft_limit_s(self, alone_ttft_s: float) -> float:
+        """The TTFT limit of a request whose client set none."""
+        return max(self.ttft_floor_s, self.ttft_factor * alone_ttft_s)
+
+
+def asked_s(value: object) -> float | None:
+    """A limit that a client asks for, seconds; None for anything but a positive finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        seconds = float(value)
+    except OverflowError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds > 0 else None
+
+
+def granted_s(asked: float, usual_s: float, *, least: float, most: float) -> float:
+    """What a client gets that asks for a limit, where others have `usual_s`.
+
+    least, most: the tightest and the widest that it may ask for, as multiples of `usual_s`.
+    """
+    return max(least * usual_s, min(most * usual_s, asked))
 
 
 class Verdict(StrEnum):
@@ -132,6 +153,15 @@ class Ending(NamedTuple):
     last_s: float | None = None
     least_tokens: int = 1
     most_tokens: float = math.inf
+
+    @property
+    def tpot_s(self) -> float | None:
+        """As seen in a stream; where there were several answers, of the shortest that may have
+        been the longest.
+        """
+        if self.first_s is None or self.last_s is None or self.least_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.least_tokens - 1)
 
 
 def judge(ending: Ending) -> Verdict:

@@ -1,9 +1,9 @@
 """What a client may ask for itself: limits and a priority, within the operator's range."""
 
-import math
 from dataclasses import dataclass
 
 from headway.core.batching.settings import PRIORITY_LEVELS, BatchingSettings
+from headway.core.slo import asked_s, granted_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +35,18 @@ def grant(
     engine_ttft_s: the TTFT limit its prompt would have otherwise.
     """
     clamped = []
-    asked_s = _seconds(ttft_slo_s)
-    ttft_s = None if asked_s is None else _within(asked_s, engine_ttft_s, settings)
-    if ttft_s != asked_s:
+    factors = {"least": settings.min_client_slo_factor, "most": settings.max_client_slo_factor}
+    asked = asked_s(ttft_slo_s)
+    ttft_s = None if asked is None else granted_s(asked, engine_ttft_s, **factors)
+    if ttft_s != asked:
         clamped.append("ttft")
-    asked_s = _seconds(tpot_slo_s)
+    asked = asked_s(tpot_slo_s)
     tpot_s = settings.tpot_slo_s
-    if asked_s is not None:
-        tpot_s = _within(asked_s, settings.tpot_slo_s, settings)
-        if tpot_s != asked_s:
+    if asked is not None:
+        tpot_s = granted_s(asked, settings.tpot_slo_s, **factors)
+        if tpot_s != asked:
             clamped.append("tpot")
     level = max(settings.min_client_priority, min(PRIORITY_LEVELS, priority))
     if level != priority:
         clamped.append("priority")
     return Granted(ttft_s, tpot_s, level, tuple(clamped))
-
-
-def _within(asked_s: float, engine_s: float, settings: BatchingSettings) -> float:
-    least_s = settings.min_client_slo_factor * engine_s
-    return max(least_s, min(settings.max_client_slo_factor * engine_s, asked_s))
-
-
-def _seconds(value: object) -> float | None:
-    """A limit in seconds; None for anything but a positive finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        seconds = float(value)
-    except OverflowError:
-        return None
-    return seconds if math.isfinite(seconds) and seconds > 0 else None

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from headway.core.batching.caps import Caps
 from headway.core.batching.settings import PRIORITY_LEVELS, BatchingSettings
 from headway.core.latency import StepTimeModel
+from headway.core.slo import Slo
 from headway.core.views import Prompt
 
 Rank = tuple[Any, ...]
@@ -136,7 +137,7 @@ class PrefillClock:
 
     def __init__(self, model: StepTimeModel, settings: BatchingSettings, step_tokens: int) -> None:
         self.model = model
-        self._settings = settings
+        self._slo = Slo(settings.ttft_slo_s, settings.ttft_slo_factor, settings.tpot_slo_s)
         self._step_tokens = step_tokens
         self._alone_s: dict[tuple[int, int], float] = {}
         self._judged: dict[str, tuple[Prompt, float, float, bool]] = {}
@@ -160,9 +161,8 @@ class PrefillClock:
         return seconds
 
     def engine_ttft_s(self, tokens: int) -> float:
-        """The TTFT limit of a prompt whose client set none: max(floor, factor * time alone)."""
-        alone_s = self.alone_s(tokens, 0)
-        return max(self._settings.ttft_slo_s, self._settings.ttft_slo_factor * alone_s)
+        """The TTFT limit of a prompt whose client set none."""
+        return self._slo.ttft_limit_s(self.alone_s(tokens, 0))
 
     def _limits_s(self, prompt: Prompt) -> tuple[float, float]:
         """Its TTFT limit, the client's own or the engine's; and the tighter of these two."""

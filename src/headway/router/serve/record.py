@@ -131,7 +131,7 @@ class Record:
             metrics.truncated.add()
         ttft_s = tpot_s = None
         if ending.first_s is not None:
-            ttft_s, tpot_s = ending.first_s, _tpot_s(ending)
+            ttft_s, tpot_s = ending.first_s, ending.tpot_s
             metrics.ttft_s.add(ttft_s, length)
         if tpot_s is not None:
             metrics.tpot_s.add(tpot_s, length)
@@ -208,12 +208,3 @@ class Record:
         own = self.receipt.request_id
         found = self.service.client_id(self.request, own).decode("ascii")
         return None if found == own else found
-
-
-def _tpot_s(ending: Ending) -> float | None:
-    """As seen in a stream; where there were several answers, of the shortest that may have been
-    the longest.
-    """
-    if ending.first_s is None or ending.last_s is None or ending.least_tokens < 2:
-        return None
-    return (ending.last_s - ending.first_s) / (ending.least_tokens - 1)
