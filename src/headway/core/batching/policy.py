@@ -17,7 +17,7 @@ from headway.core.batching.budget import (
 from headway.core.batching.caps import Caps
 from headway.core.batching.clients import Granted, grant
 from headway.core.batching.order import ORDER_BY_NAME, PrefillClock
-from headway.core.batching.planner import ProbeFn, StepPlanner
+from headway.core.batching.step import ProbeFn, StepPlanner
 from headway.core.batching.settings import BatchingSettings
 from headway.core.batching.shares import Shares
 from headway.core.decisions import StepPlan

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.batching.budget import FLOOR_TOKENS
-from headway.core.batching.planner import MAX_LOOKS
+from headway.core.batching.step import MAX_LOOKS
 from headway.core.batching.policy import MAX_WAITS, Policy
 from headway.core.batching.settings import BUDGETS, ORDERS
 from headway.core.latency import StepShape, StepTimeModel, attention_work
