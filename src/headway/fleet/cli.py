@@ -206,21 +206,21 @@ def _init(arguments: argparse.Namespace, say: Say) -> int:
 
 def _operate(arguments: argparse.Namespace, say: Say) -> int:
     """What asks the supervisor of a fleet that runs."""
-    from headway.fleet.operate import commands as operate  # noqa: PLC0415
+    from headway.fleet.operate import commands  # noqa: PLC0415
 
     name, asked = arguments.name or NAME, arguments.command
     if asked == "status":
-        return operate.status(name, watch=arguments.watch, json=arguments.json)
+        return commands.status(name, watch=arguments.watch, json=arguments.json)
     if asked == "logs":
-        return operate.logs(name, arguments.engine, arguments.lines, follow=arguments.follow)
+        return commands.logs(name, arguments.engine, arguments.lines, follow=arguments.follow)
     if asked in {"drain", "undrain"}:
-        return operate.drain(name, arguments.engine, say, draining=asked == "drain")
+        return commands.drain(name, arguments.engine, say, draining=asked == "drain")
     if asked == "scale":
         pool, count = arguments.size
-        return operate.scale(name, pool, count, say)
+        return commands.scale(name, pool, count, say)
     if asked == "restart":
-        return operate.restart(name, arguments.pool, say)
-    return operate.down(name, say, force=arguments.force)
+        return commands.restart(name, arguments.pool, say)
+    return commands.down(name, say, force=arguments.force)
 
 
 def _render(arguments: argparse.Namespace, _say: Say) -> int:
@@ -232,7 +232,7 @@ def _render(arguments: argparse.Namespace, _say: Say) -> int:
         for key in ("image", "namespace", "cpus")
         if (value := getattr(arguments, key)) is not None
     }
-    config = plan.load(_file(arguments.file), machine.look())
+    config = plan.load(_file(arguments.file), machine.detect())
     print(kubernetes.render(config, kubernetes.RenderOptions(**given)), end="")  # noqa: T201
     return 0
 

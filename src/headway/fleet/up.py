@@ -58,11 +58,11 @@ def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
 
     Raises HeadwayError for what can't be started.
     """
-    machine = hardware.look()
+    machine = hardware.detect()
     fleet = described(wish, machine)
     if fleet.engines:
         launch.cpu_build()  # raises where there is no vLLM
-    say(f"{wish.path or 'no headway.toml; what suits this machine'}: {_told(fleet)}")
+    say(f"{wish.path or 'no headway.toml; what suits this machine'}: {_summary(fleet)}")
     if dry_run:
         print(_dry(fleet, machine))  # noqa: T201  what was asked for
         return 0
@@ -86,7 +86,7 @@ def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force
         _check_model(model)
         if not path.parent.samefile(".") and Path(model).is_dir():
             model = str(Path(model).absolute())  # "./" in the file is the file's folder
-    text = made.text(hardware.look(), strategy=strategy, model=model)
+    text = made.text(hardware.detect(), strategy=strategy, model=model)
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
@@ -242,7 +242,7 @@ def _dry_addresses(fleet: FleetSpec) -> dict[str, Address]:
     }
 
 
-def _told(fleet: FleetSpec) -> str:
+def _summary(fleet: FleetSpec) -> str:
     """The pools, in short."""
     pools: dict[tuple[str, str], int] = {}
     for engine in fleet.engines:

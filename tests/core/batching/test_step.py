@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.batching.budget import FLOOR_TOKENS
-from headway.core.batching.step import MAX_LOOKS
 from headway.core.batching.policy import MAX_WAITS, Policy
 from headway.core.batching.settings import BUDGETS, ORDERS
+from headway.core.batching.step import MAX_TRIES
 from headway.core.latency import StepShape, StepTimeModel, attention_work
 from headway.core.views import Probe, Prompt, Step
 
@@ -173,7 +173,7 @@ def test_no_token_is_left_idle_that_a_prompt_may_take(scene):
     assert all(p.id in served for p in step.prefills)
     limit = step.chunk_tokens
     assert not any(c.left and c.tokens < limit for c in plan.chunks + plan.admitted)
-    if len(plan.admitted) == step.seats or len(looked) > MAX_LOOKS:
+    if len(plan.admitted) == step.seats or len(looked) > MAX_TRIES:
         return
     running, started = unfinished(scene, plan)
     partial = len(running) + len(started)
@@ -261,8 +261,8 @@ def test_planning_looks_at_the_same_number_of_prompts_however_many_wait():
             for i in range(20):
                 policy.plan(Step(tokens=512, seats=4), NOW_S + i, probe)
             looks[waiting] = len(looked)
-        assert looks[10_000] <= looks[100] + 20 * MAX_LOOKS, order
-        assert looks[10_000] <= 20 * 4 * MAX_LOOKS, order
+        assert looks[10_000] <= looks[100] + 20 * MAX_TRIES, order
+        assert looks[10_000] <= 20 * 4 * MAX_TRIES, order
 
 
 @pytest.mark.parametrize("order", ORDERS)

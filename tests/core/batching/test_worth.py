@@ -1,8 +1,8 @@
 """Chunks whose context is costly to read; steps that end before a first token is due."""
 
 from headway.core.batching.budget import PACE, STALL_LIMIT, STRETCH
-from headway.core.batching.step import WORTH
 from headway.core.batching.policy import MAX_WAITS
+from headway.core.batching.step import WORTH
 from headway.core.latency import SETTLED_SAMPLES, StepShape, StepTimeModel, attention_work
 from headway.core.views import Probe, Prompt, Step
 

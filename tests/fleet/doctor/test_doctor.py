@@ -18,9 +18,9 @@ from headway.core.json_shape import from_json
 from headway.core.status import RouterState
 from headway.engine import compat
 from headway.fleet.doctor import doctor, installation, machine
-from headway.fleet.doctor import engines as live
-from headway.fleet.doctor import router as through
-from headway.fleet.doctor.engines import EngineTarget, Facts
+from headway.fleet.doctor import engines as engine_checks
+from headway.fleet.doctor import router as router_checks
+from headway.fleet.doctor.engines import EngineTarget, Facts, ask, of_engine, skew_s
 from headway.fleet.doctor.finding import Finding, summary, tell
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 from headway.fleet.plan.spec import EngineSpec, Machine
@@ -145,7 +145,7 @@ def facts(role="both", name="a/x:1", **changes):
     [(Fallback(), None), (Fallback(3), "warning"), (Fallback(9, aside=True), "error")],
 )
 def test_faults_of_headways_scheduler_are_told(fallback, severity):
-    found = [each for each in live.of_engine(facts(fallback=fallback)) if each.severity != "ok"]
+    found = [each for each in of_engine(facts(fallback=fallback)) if each.severity != "ok"]
     assert [each.severity for each in found] == ([severity] if severity else [])
     assert all("traceback" in each.then and "headway's scheduler" in each.what for each in found)
 
@@ -221,7 +221,7 @@ def test_a_missing_connector_matters_where_kv_is_to_move():
 def test_looking_at_vllm_survives_whatever_importing_it_does(monkeypatch, script, said):
     monkeypatch.setattr(installation, "_LOOK", script)
     monkeypatch.setattr(installation, "_TIMEOUT_S", 1.0)
-    found = installation.look()
+    found = installation.describe_vllm()
     assert found == said or said in found["problem"]
 
 
@@ -309,8 +309,8 @@ def test_a_gpu_build_without_a_gpu_is_an_error():
 
 def test_an_engine_that_is_well_is_one_line():
     with Stub() as stub:
-        found = live.look(target(stub))
-        assert severities(live.of_engine(found)) == ["ok"]
+        found = ask(target(stub))
+        assert severities(of_engine(found)) == ["ok"]
         assert found.version == "0.32.0"
         assert found.max_model_len == 8192
         assert stub.asked[0]["max_tokens"] == 1
@@ -318,8 +318,11 @@ def test_an_engine_that_is_well_is_one_line():
 
 def test_an_engine_without_headway_s_scheduler_is_warned_of_unless_it_was_asked_for():
     with Stub(_metrics=b"vllm:num_requests_running 0\n") as stub:
-        assert severities(live.of_engine(live.look(target(stub)))) == ["ok", "warning"]
-        assert severities(live.of_engine(live.look(target(stub, policy="vllm")))) == ["ok"]
+        assert severities(of_engine(ask(target(stub)))) == [
+            "ok",
+            "warning",
+        ]
+        assert severities(of_engine(ask(target(stub, policy="vllm")))) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -339,21 +342,21 @@ def test_an_engine_without_headway_s_scheduler_is_warned_of_unless_it_was_asked_
 def test_an_engine_that_isn_t_well_is_an_error_with_its_cause(answers, said):
     stubbed = {key.replace("_v1_", "_v1/"): value for key, value in answers.items()}
     with Stub(**stubbed) as stub:
-        (found,) = live.of_engine(live.look(target(stub)))
+        (found,) = of_engine(ask(target(stub)))
         assert found.severity == "error"
         assert said in found.what
         assert found.then
 
 
 def test_an_engine_that_is_gone_or_silent_or_talks_nonsense_is_an_error(monkeypatch):
-    monkeypatch.setattr(live, "ASK_S", 0.3)
+    monkeypatch.setattr(engine_checks, "ASK_S", 0.3)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         silent = HttpServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        found = live.look(EngineTarget("a/x:1", "both", silent))
-        assert severities(live.of_engine(found)) == ["error"]
-    assert severities(live.of_engine(live.look(EngineTarget("a/x:1", "both", silent)))) == ["error"]
+        found = ask(EngineTarget("a/x:1", "both", silent))
+        assert severities(of_engine(found)) == ["error"]
+    assert severities(of_engine(ask(EngineTarget("a/x:1", "both", silent)))) == ["error"]
 
 
 def test_an_endless_answer_is_left(monkeypatch):
@@ -377,17 +380,15 @@ def test_an_endless_answer_is_left(monkeypatch):
 def test_clocks_that_differ_are_warned_of(ahead_s):
     with Stub() as stub:
         stub.date = email.utils.formatdate(time.time() + ahead_s, usegmt=True)
-        found = live.look(target(stub))
+        found = ask(target(stub))
     assert found.skew_s == pytest.approx(ahead_s, abs=0.9)
-    warned = "warning" in severities(live.of_engine(found))
+    warned = "warning" in severities(of_engine(found))
     assert warned == (abs(ahead_s) > 2)
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Sun, 99 Nov 2026 00:00:00 GMT"])
 def test_a_server_that_doesn_t_tell_the_time_has_no_skew(date):
-    assert (
-        live.skew_s(HttpAnswer(200, {"date": date} if date is not None else {}, b"", 0.0)) is None
-    )
+    assert skew_s(HttpAnswer(200, {"date": date} if date is not None else {}, b"", 0.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -402,11 +403,11 @@ def test_a_server_that_doesn_t_tell_the_time_has_no_skew(date):
 )
 def test_pairs_must_fit_one_another(changes, severity, said):
     sides = [facts("prefill", "p/x:1"), facts("decode", "d/x:2", **changes)]
-    (found,) = live.of_pairs(sides)
+    (found,) = engine_checks.of_pairs(sides)
     assert found.severity == severity
     assert said in found.what
-    assert not list(live.of_pairs(sides[:1]))
-    assert not list(live.of_pairs([facts(), facts(version="0.33")]))
+    assert not list(engine_checks.of_pairs(sides[:1]))
+    assert not list(engine_checks.of_pairs([facts(), facts(version="0.33")]))
 
 
 # The router
@@ -430,14 +431,14 @@ def route(reason):
     ],
 )
 def test_a_request_through_the_router_tells_whether_kv_moves(answer, moved, severity, said):
-    found = through.of_probe(answer, moved, splits=True, url="http://x:1")
+    found = router_checks.of_probe(answer, moved, splits=True, url="http://x:1")
     assert found.severity == severity
     assert said in found.what
     assert severity == "ok" or found.then
 
 
 def test_without_disaggregation_an_answer_is_enough():
-    found = through.of_probe(HttpAnswer(200, {}, b"", 0), 0.0, splits=False, url="http://x:1")
+    found = router_checks.of_probe(HttpAnswer(200, {}, b"", 0), 0.0, splits=False, url="http://x:1")
     assert found.severity == "ok"
 
 
@@ -449,7 +450,7 @@ def test_the_router_s_engines_and_a_request_that_moves_kv():
     with Stub(_metrics=counted) as engine, Stub(_state=state) as router:
         router.headers = route("split")
         found = list(
-            through.examine(
+            router_checks.examine(
                 HttpServer(router.url),
                 HttpServer(router.url),
                 [target(engine, "decode")],
@@ -469,7 +470,7 @@ def test_engines_without_requests_are_told_with_the_router_s_reason():
         {"id": "a/x:4", "ready": True, "health": "degraded", "reason": "degraded: 3 unanswered"},
     ]
     pools = [{"name": "a", "role": "both", "engines": engines}]
-    found = list(through.of_state(from_json(RouterState, {"pools": pools})))
+    found = list(router_checks.of_state(from_json(RouterState, {"pools": pools})))
     assert severities(found) == ["warning", "note", "warning"]
     assert "a/x:1 gets no requests: circuit breaker open" in found[0].what
     assert "a/x:4 gets only what no other engine can serve: degraded: 3" in found[2].what
@@ -482,7 +483,7 @@ def test_a_router_that_is_none_is_an_error(nonsense):
     with Stub(_state=nonsense) as other:
         other.answers["/v1/models"] = nonsense
         server = HttpServer(other.url)
-        found = list(through.examine(server, server, [], splits=False))
+        found = list(router_checks.examine(server, server, [], splits=False))
     assert found[-1].severity == "error"
     assert "got no answer" in found[-1].what
 
@@ -495,7 +496,7 @@ def examined(monkeypatch, tmp_path):
     """Runs the doctor on a machine of two cores, without looking at vLLM; status and lines."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor.hardware, "look", lambda: CPU)
+    monkeypatch.setattr(doctor.hardware, "detect", lambda: CPU)
     monkeypatch.setattr(doctor.installation, "examine", lambda *, splits: [])
 
     def run(text=None, **more):

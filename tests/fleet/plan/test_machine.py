@@ -53,7 +53,7 @@ def test_memory_that_is_not_known_is_none():
 
 def test_this_machine_is_seen(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    found = machine.look()
+    found = machine.detect()
     assert set(found.cores) == os.sched_getaffinity(0)
     assert found.gpus == ()
     assert found.memory_gib > 0

@@ -17,9 +17,9 @@ from headway.core.batching.budget import (
 from headway.core.batching.caps import Caps
 from headway.core.batching.clients import Granted, grant
 from headway.core.batching.order import ORDER_BY_NAME, PrefillClock
-from headway.core.batching.step import ProbeFn, StepPlanner
 from headway.core.batching.settings import BatchingSettings
 from headway.core.batching.shares import Shares
+from headway.core.batching.step import ProbeFn, StepPlanner
 from headway.core.decisions import StepPlan
 from headway.core.latency import StepShape, StepTimeModel
 from headway.core.views import Probe, Prompt, Step

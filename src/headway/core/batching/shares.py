@@ -88,7 +88,7 @@ class Turn:
         """Whether it has waited too long."""
         return prompt.arrival_s < self.aged_before_s
 
-    def look(self) -> None:
+    def find_present(self) -> None:
         """Find out who waits with a guaranteed share."""
         self.present |= self._backlog.yielding(self._now_s)
         for long in (False, True):
@@ -100,7 +100,7 @@ class Turn:
                 self.present.add(long)
 
     def rank_running(self, prompts: Sequence[Prompt]) -> list[tuple[Rank, Prompt]]:
-        """Prompts mid-prefill by rank; to be called once, after `look`."""
+        """Prompts mid-prefill by rank; to be called once, after `find_present`."""
         is_long = self._occupancy.caps.is_long
         for prompt in prompts:
             self._running[prompt.id] = is_long(max(prompt.tokens, prompt.total_tokens))

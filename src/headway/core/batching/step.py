@@ -15,8 +15,8 @@ from headway.core.views import Probe, Prompt, Step
 ProbeFn = Callable[[str], Probe]
 """How the host judges a waiting prompt, by id, in the step being planned."""
 
-MAX_LOOKS: Final = 16
-"""Waiting prompts that may be looked at in vain in one step."""
+MAX_TRIES: Final = 16
+"""Waiting prompts that may be tried in vain in one step."""
 WORTH: Final = 5.0
 """A chunk gets this many times the time that reading its context takes, where that is possible."""
 
@@ -56,7 +56,7 @@ class StepPlanner:
         self._due: str | None = None
         self._due_blocks = 0
         """Who has found no room for too long, and the KV blocks that are kept for it."""
-        self._looks = MAX_LOOKS
+        self._tries = MAX_TRIES
         self._finished = False
         self.waited = False
         """Whether a prompt was left out because a later step will give it a better chunk."""
@@ -77,7 +77,7 @@ class StepPlanner:
         if waits:
             self._keep_room(too_long_s)
             self._backlog.unpark(self._probe, self._fits, self._now_s)
-        self.turn.look()
+        self.turn.find_present()
         running = self.turn.rank_running(step.prefills)
         self._merge(running, waits=waits)
         if waits and self._finished and self._tokens > 0:
@@ -138,7 +138,7 @@ class StepPlanner:
                 self._set_hold()
 
     def _done_starting(self) -> bool:
-        return self._looks == 0 or len(self._admitted) >= self._step.seats
+        return self._tries == 0 or len(self._admitted) >= self._step.seats
 
     def _continue(self, prompt: Prompt, rank: Rank) -> None:
         """Give an admitted prompt its next chunk."""
@@ -146,7 +146,7 @@ class StepPlanner:
         self._spend(tokens, prompt.tokens, prompt.context_tokens)
         if tokens == prompt.tokens and not prompt.unsplit:  # vLLM may cut it at an image
             self._occupancy.leave(prompt.tokens)
-            self._hurry(prompt)
+            self._end_before_due(prompt)
             self._finished = True
         if tokens:
             self._chunks.append(Chunk(prompt.id, tokens, prompt.tokens - tokens))
@@ -160,7 +160,7 @@ class StepPlanner:
         if seen.blocked is not None or not self._fits(prompt.id, seen):
             self._backlog.park(prompt.id, seen, self._now_s)
             self.turn.left(prompt)
-            self._looks -= 1
+            self._tries -= 1
             return
         if seen.loads:
             self._fetch(prompt, seen)
@@ -169,7 +169,7 @@ class StepPlanner:
         whole = planned == seen.tokens and seen.exact
         older = self.turn.before(prompt)
         if not planned or not (whole or self._occupancy.admits_partial(seen.tokens, older)):
-            self._looks -= 1
+            self._tries -= 1
             if seen.tokens != prompt.tokens:
                 self._backlog.add(_judged(prompt, seen), self._now_s)
             if planned and older and self._occupancy.admits_partial(seen.tokens):
@@ -181,7 +181,7 @@ class StepPlanner:
         if planned < seen.tokens or not seen.exact:
             self._occupancy.enter(seen.tokens)
         else:
-            self._hurry(prompt)
+            self._end_before_due(prompt)
         self._admitted.append(Chunk(prompt.id, planned, seen.tokens - planned))
 
     def _start(self, prompt: Prompt, seen: Probe) -> None:
@@ -242,7 +242,7 @@ class StepPlanner:
         self._seconds -= seconds
         self._stretch_s -= seconds
 
-    def _hurry(self, prompt: Prompt) -> None:
+    def _end_before_due(self, prompt: Prompt) -> None:
         """A prompt gets its first token from this step: end the step before that is due."""
         if self._allowance.limit_s is None:
             return

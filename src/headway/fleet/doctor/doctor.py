@@ -20,10 +20,10 @@ from headway import config as settings
 from headway.config import Config, ConfigError
 from headway.core.errors import SettingError
 from headway.core.status import FleetStatus
-from headway.fleet.doctor import engines as live
+from headway.fleet.doctor import engines as engine_checks
 from headway.fleet.doctor import installation
-from headway.fleet.doctor import machine as surroundings
-from headway.fleet.doctor import router as through
+from headway.fleet.doctor import machine as machine_checks
+from headway.fleet.doctor import router as router_checks
 from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding, summary, tell
 from headway.fleet.errors import FleetError
@@ -54,7 +54,7 @@ def run(path: str | None, write: Callable[[str], None], *, name: str | None = No
 
     if path is None and Path(_USUAL).exists():
         path = _USUAL
-    machine = hardware.look()
+    machine = hardware.detect()
     spec, found = of_file(path, machine)
     add(found)
     name = name or (spec.name if spec else _DEFAULT)
@@ -102,22 +102,22 @@ def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[
 
 def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> Iterator[Finding]:
     """Whether this machine can carry it. running: its ports and memory are taken by itself."""
-    free = surroundings.free_shared_memory()
+    free = machine_checks.free_shared_memory()
     if free is not None:
-        yield surroundings.shared_memory(free)
+        yield machine_checks.shared_memory(free)
     if spec is None or spec.placement == "local":
-        yield from surroundings.gpus(spec.engines if spec else (), machine)
+        yield from machine_checks.gpus(spec.engines if spec else (), machine)
     if spec is None or running or not spec.engines:
         return
     if spec.placement == "local":
-        yield from surroundings.memory(spec.engines, machine)
+        yield from machine_checks.memory(spec.engines, machine)
     router = spec.config.router
     for number, host, key in (
         (router.port, router.host, "router.port"),
         (router.admin_port, "127.0.0.1", "router.admin_port"),
     ):
         if number:
-            yield surroundings.port(host, number, key)
+            yield machine_checks.port(host, number, key)
 
 
 def of_fleet(
@@ -132,44 +132,50 @@ def of_fleet(
             absent.add(engine.router_id)
             said = f"{engine.name} is {state}{f': {why}' if why else ''}"
             then = f"headway logs {engine.name}"
-            yield Finding("error" if state == "failed" else "warning", live.ABOUT, said, then)
+            yield Finding(
+                "error" if state == "failed" else "warning", engine_checks.ABOUT, said, then
+            )
     try:
         config = settings.load(home.router_file)
     except ConfigError as error:
         said = f"its file for the router can't be read: {error}"
-        yield Finding("error", live.ABOUT, said, "headway down, then headway up")
+        yield Finding("error", engine_checks.ABOUT, said, "headway down, then headway up")
         return
-    engines = live.targets(config, _engine_key(config), policies)
+    engines = engine_checks.targets(config, _engine_key(config), policies)
     asked = [engine for engine in engines if engine.name not in absent]
     yield from _routed(config, HttpServer(status.admin), status.endpoint, asked)
 
 
 def of_elsewhere(config: Config, policies: Mapping[str, str | None]) -> Iterator[Finding]:
     """Engines that the file says run elsewhere, and a router with this file, if there is one."""
-    engines = live.targets(config, _engine_key(config), policies)
+    engines = engine_checks.targets(config, _engine_key(config), policies)
     router = config.router
     admin = HttpServer(f"http://127.0.0.1:{router.admin_port}")
     if not engines:
         said = "the fleet doesn't run, so its engines weren't asked"
-        yield Finding("note", live.ABOUT, said, "headway up, then run this again")
-    elif router.admin_port and admin.get("/state", live.ASK_S) is not None:
+        yield Finding("note", engine_checks.ABOUT, said, "headway up, then run this again")
+    elif router.admin_port and admin.get("/state", engine_checks.ASK_S) is not None:
         host = f"[{router.host}]" if ":" in router.host else router.host
         scheme = "https" if router.tls else "http"
         yield from _routed(config, admin, f"{scheme}://{host}:{router.port}", engines)
     else:
-        yield from live.examine(engines)
+        yield from engine_checks.examine(engines)
         said = "no router with this file runs here, so no request was tried"
-        yield Finding("note", through.ABOUT, said, "headway up, or headway route --config FILE")
+        yield Finding(
+            "note", router_checks.ABOUT, said, "headway up, or headway route --config FILE"
+        )
 
 
 def _routed(
     config: Config, admin: HttpServer, endpoint: str, engines: Sequence[EngineTarget]
 ) -> Iterator[Finding]:
     """The engines that a router has, and the router."""
-    yield from live.examine(engines)
+    yield from engine_checks.examine(engines)
     # No certificate names the address it is asked at.
-    server = HttpServer(_reachable(endpoint), os.environ.get(through.CLIENT_KEY), verify=False)
-    yield from through.examine(admin, server, engines, splits=config.router.routing.splits)
+    server = HttpServer(
+        _reachable(endpoint), os.environ.get(router_checks.CLIENT_KEY), verify=False
+    )
+    yield from router_checks.examine(admin, server, engines, splits=config.router.routing.splits)
 
 
 def _engine_key(config: Config) -> str | None:
@@ -194,5 +200,5 @@ def _running(name: str) -> tuple[FleetStatus | None, list[Finding]]:
         status = control_socket.fleet_status(name, _STATUS_S)
     except FleetError as error:
         then = "headway up; where one does run, headway down --force first"
-        return None, [Finding("warning", live.ABOUT, str(error), then)]
+        return None, [Finding("warning", engine_checks.ABOUT, str(error), then)]
     return status, []

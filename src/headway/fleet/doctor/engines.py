@@ -77,13 +77,13 @@ def examine(asked: Sequence[EngineTarget]) -> Iterator[Finding]:
     if not asked:
         return
     with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as pool:
-        facts = list(pool.map(look, asked))
+        facts = list(pool.map(ask, asked))
     for each in facts:
         yield from of_engine(each)
     yield from of_pairs(facts)
 
 
-def look(target: EngineTarget) -> Facts:
+def ask(target: EngineTarget) -> Facts:
     """Ask an engine. A token is generated: its scheduler counts nothing before it has a step."""
     server = target.server
     health = server.get("/health", ASK_S)

@@ -51,7 +51,7 @@ def examine(*, splits: bool) -> Iterator[Finding]:
     except launch.LaunchError as error:
         yield Finding("error", ABOUT, "vLLM isn't installed", str(error).partition("; ")[2])
     else:
-        yield from of_vllm(look(), cpu=cpu, splits=splits)
+        yield from of_vllm(describe_vllm(), cpu=cpu, splits=splits)
         if cpu and not any(map(shutil.which, ("g++", "c++", "clang++"))):
             yield Finding(
                 "note",
@@ -65,7 +65,7 @@ def examine(*, splits: bool) -> Iterator[Finding]:
         yield Finding("error", ABOUT, said, "pip install 'headway[router]'")
 
 
-def look() -> Mapping[str, Any]:
+def describe_vllm() -> Mapping[str, Any]:
     """What a process that imports vLLM says of it."""
     try:
         done = subprocess.run(

@@ -7,7 +7,7 @@ from typing import Final
 
 from headway.core.json_shape import ShapeError
 from headway.core.status import RouterState, read
-from headway.fleet.doctor import engines as live
+from headway.fleet.doctor import engines as engine_checks
 from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer
@@ -28,13 +28,13 @@ def examine(
     engines: Sequence[EngineTarget],
     *,
     splits: bool,
-    kv_bytes: Callable[[Sequence[EngineTarget]], float] = live.kv_bytes,
+    kv_bytes: Callable[[Sequence[EngineTarget]], float] = engine_checks.kv_bytes,
 ) -> Iterator[Finding]:
     """The router's own view, then a request through it.
 
     admin: its admin port. server: where clients connect. engines: those it knows.
     """
-    said = admin.get("/state", live.ASK_S)
+    said = admin.get("/state", engine_checks.ASK_S)
     if said is None or said.status != 200:
         then = "headway logs router; in a pod: kubectl logs"
         yield Finding("error", ABOUT, f"its admin port doesn't answer ({admin.url})", then)
@@ -72,11 +72,11 @@ def of_state(state: RouterState) -> Iterator[Finding]:
 
 def probe(server: HttpServer) -> HttpAnswer | None:
     """The answer to a request whose prompt no cache has; None without one."""
-    listed = server.get("/v1/models", live.ASK_S)
+    listed = server.get("/v1/models", engine_checks.ASK_S)
     if listed is None or listed.status != 200:
         return listed
     said = listed.json()
-    models = live.dicts(said.get("data") if isinstance(said, dict) else None)
+    models = engine_checks.dicts(said.get("data") if isinstance(said, dict) else None)
     if not models:
         return None
     drawn = random.Random()
@@ -97,7 +97,9 @@ def of_probe(answer: HttpAnswer | None, moved: float, *, splits: bool, url: str)
         said = "it asks for a key, so no request was tried"
         return Finding("note", ABOUT, said, f"set {CLIENT_KEY} to a client's key and run it again")
     if answer.status != 200:
-        said = f"a request through it failed: status {answer.status}: {live.message(answer)}"
+        said = (
+            f"a request through it failed: status {answer.status}: {engine_checks.message(answer)}"
+        )
         return Finding("error", ABOUT, said, "headway status; headway logs router")
     route = answer.headers.get("x-headway-route", "")
     if splits:

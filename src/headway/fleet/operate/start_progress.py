@@ -50,12 +50,12 @@ def after(progress: StartProgress, text: str) -> StartProgress:
         for pattern, phase in _SIGNS:
             found = pattern.search(line)
             if found:
-                progress = _later(progress, _told(phase, found))
+                progress = _later(progress, _progress_of(phase, found))
                 break
     return progress
 
 
-def _told(phase: str, found: re.Match[str]) -> StartProgress:
+def _progress_of(phase: str, found: re.Match[str]) -> StartProgress:
     percent = found.groupdict().get("percent")
     return StartProgress(phase, None if percent is None else int(percent))
 

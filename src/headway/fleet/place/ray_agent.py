@@ -58,7 +58,7 @@ class Desk:
         elif request["do"] == "start":
             self._run = loop.create_task(self._start(request))
         elif self._engine.pid is not None and (self._watch is None or self._watch.done()):
-            self._watch = loop.create_task(_feel(self._engine))
+            self._watch = loop.create_task(_tell_ended_part(self._engine))
 
     async def _start(self, request: Mapping[str, Any]) -> None:
         engine = self._engine
@@ -96,7 +96,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 
 
-async def _feel(engine: LocalEngine) -> None:
+async def _tell_ended_part(engine: LocalEngine) -> None:
     tell({"part": await engine.part_ended()})
 
 

@@ -17,7 +17,7 @@ _NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,nohe
 _TIMEOUT_S: Final = 20.0
 
 
-def look() -> Machine:
+def detect() -> Machine:
     """This machine, as far as this process may use it.
 
     Where vLLM isn't installed, its build is taken to be the one for what is there.

@@ -117,12 +117,12 @@ class EngineProbe:
         health = await self._status("/health", _LOOK_TIMEOUT_S)
         if health == 503:
             return ""  # the engine core has died, and its log says why
-        why = self._progress.observe(await self._look(health), now_s)
+        why = self._progress.observe(await self._seen(health), now_s)
         if why is None and self._progress.doubtful and not await self._computes():
             why = f"hung: a request for one token wasn't answered within {self._hang_s:.0f} s"
         return why
 
-    async def _look(self, health: int | None) -> Look:
+    async def _seen(self, health: int | None) -> Look:
         reply = await self._get("/metrics", _LOOK_TIMEOUT_S)
         routed, patience_s = self._routed()
         if reply is None or reply.status != 200:

@@ -40,7 +40,7 @@ class RouterLink:
         self.state = RouterState()
         self._url = admin_url
         self._open: dict[str, bool] = {}
-        self._told: dict[str, bool] = {}
+        self._known_open: dict[str, bool] = {}
         self._run = 0
         """Which router process: what one was told, the next doesn't know."""
         self._up = False
@@ -58,7 +58,7 @@ class RouterLink:
     def _begin(self, *, up: bool) -> None:
         self._run += 1
         self._up = up
-        self._told.clear()
+        self._known_open.clear()
         self.state = RouterState()
         self._wake()
 
@@ -70,7 +70,7 @@ class RouterLink:
     def forget(self, engine: str) -> None:
         """The engine has left the router's file."""
         self._open.pop(engine, None)
-        self._told.pop(engine, None)
+        self._known_open.pop(engine, None)
 
     async def run(self) -> None:
         """Tell the router, for ever."""
@@ -80,7 +80,7 @@ class RouterLink:
             if not late:
                 await self._news.wait()
                 continue
-            await asyncio.gather(*map(self._tell, late))
+            await asyncio.gather(*map(self._send, late))
             if self._untold():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._news.wait(), _AGAIN_S)
@@ -88,19 +88,21 @@ class RouterLink:
     def _untold(self) -> list[str]:
         if not self._up:
             return []
-        return [name for name, is_open in self._open.items() if self._heard(name) is not is_open]
+        return [
+            name for name, is_open in self._open.items() if self._believes_open(name) is not is_open
+        ]
 
-    def _heard(self, engine: str) -> bool:
-        return self._told.get(engine, True)
+    def _believes_open(self, engine: str) -> bool:
+        return self._known_open.get(engine, True)
 
-    async def _tell(self, engine: str) -> None:
+    async def _send(self, engine: str) -> None:
         run, is_open = self._run, self._open[engine]
         verb = "undrain" if is_open else "drain"
         url = f"{self._url}/{verb}?engine={quote(engine, safe='')}"
         with contextlib.suppress(ConnectionError):
             reply = await exchange("POST", url, _TELL_TIMEOUT_S)
             if reply is not None and reply.status == 200 and run == self._run:
-                self._told[engine] = is_open
+                self._known_open[engine] = is_open
                 self._wake()
 
     def _wake(self) -> None:
@@ -125,7 +127,7 @@ class RouterLink:
 
     def told_closed(self, engine: str) -> bool:
         """Whether the router sends no new requests there, as far as is known."""
-        return not self._up or not self._heard(engine)
+        return not self._up or not self._believes_open(engine)
 
     async def until_closed(self, engine: str) -> None:
         """Wait until the router sends no new requests there."""

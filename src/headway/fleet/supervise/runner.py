@@ -158,11 +158,11 @@ class Runner:
             await asyncio.sleep(_READY_AGAIN_S)
         self.on(Ready())
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look(probe))
-            group.create_task(self._feel(engine, probe))
+            group.create_task(self._end_if_hung(probe))
+            group.create_task(self._notice_ends(engine, probe))
 
-    async def _look(self, probe: ProcessProbe) -> None:
-        """Look at it again and again, until it must be ended."""
+    async def _end_if_hung(self, probe: ProcessProbe) -> None:
+        """Probe the process again and again, until it has to be ended."""
         while True:
             await asyncio.sleep(self._look_s)
             with contextlib.suppress(OSError):
@@ -172,8 +172,8 @@ class Runner:
                 self.on(Hung(why))
                 return
 
-    async def _feel(self, engine: EngineProcess, probe: ProcessProbe) -> None:
-        """Notice at once that a part of it has ended, and whether it is over with that."""
+    async def _notice_ends(self, engine: EngineProcess, probe: ProcessProbe) -> None:
+        """A part of the process has ended: say so at once, and whether the rest can go on."""
         while not await engine.part_ended():
             until_s = self._loop.time() + _DEAD_FOR_S
             while self._loop.time() < until_s:

@@ -68,7 +68,7 @@ def run(
         home.make()
         making = dataclasses.replace(parts.making, lock=lock)
         parts = dataclasses.replace(parts, making=making)
-        return asyncio.run(_run(spec, parts, home, _surely(say), _surely(show)))
+        return asyncio.run(_run(spec, parts, home, _quietly(say), _quietly(show)))
 
 
 async def _run(spec: FleetSpec, parts: Parts, home: Home, say: Say, show: Show) -> int:
@@ -82,8 +82,8 @@ async def _run(spec: FleetSpec, parts: Parts, home: Home, say: Say, show: Show) 
         await family.end_strays()
 
 
-def _surely(tell: Callable[[Said], None]) -> Callable[[Said], None]:
-    """As `tell`, also when the terminal is gone."""
+def _quietly(tell: Callable[[Said], None]) -> Callable[[Said], None]:
+    """As `tell`, and nothing happens where the terminal it tells is gone."""
 
     def told(said: Said) -> None:
         with contextlib.suppress(OSError):

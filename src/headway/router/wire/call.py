@@ -351,10 +351,10 @@ class Call:
     def _arm(self) -> None:
         due_s = self._due_s()
         if due_s < inf and not self.over:
-            self._connection.look_at(due_s)
+            self._connection.wake_at(due_s)
 
-    def look(self) -> None:
-        """It may be time; called by the connection."""
+    def check_time(self) -> None:
+        """A limit may have passed; called by the connection."""
         now_s = self._loop.time() + _TICK_S
         if self._due_s() > now_s:
             self._arm()

@@ -113,8 +113,8 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and self.open:
             self._transport.resume_reading()
 
-    def look_at(self, at_s: float) -> None:
-        """Calls `look` of the call it carries then, or before.
+    def wake_at(self, at_s: float) -> None:
+        """Calls `check_time` of the call it carries then, or before.
 
         The timer outlasts a call: for the next one it seldom has to be set again.
         """
@@ -122,12 +122,12 @@ class Connection(asyncio.Protocol):
             if self._timer.when() <= at_s:
                 return
             self._timer.cancel()
-        self._timer = self.loop.call_at(at_s, self._look)
+        self._timer = self.loop.call_at(at_s, self._wake_call)
 
-    def _look(self) -> None:
+    def _wake_call(self) -> None:
         self._timer = None
         if self.call is not None:
-            self.call.look()
+            self.call.check_time()
 
     @property
     def open(self) -> bool:

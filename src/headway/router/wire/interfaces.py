@@ -66,5 +66,5 @@ class Carrier(Protocol):
     def drop(self) -> None:
         """Closes at once; the engine sees a disconnect."""
 
-    def look_at(self, at_s: float) -> None:
-        """Calls `look` of the call it carries then, or before."""
+    def wake_at(self, at_s: float) -> None:
+        """Calls `check_time` of the call it carries then, or before."""
