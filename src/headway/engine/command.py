@@ -18,6 +18,11 @@ from headway.core.errors import SettingError
 from headway.engine import nixl
 
 _SCHEDULER: Final = "headway.engine.Scheduler"
+# The `vllm` command doesn't find its own version in the CPU build.
+_SERVER: Final = (
+    *(sys.executable, "-W", "ignore::DeprecationWarning"),
+    *("-m", "vllm.entrypoints.openai.api_server"),
+)
 _DRAIN_S: Final = 10
 _MOST_DRAIN_S: Final = 7 * 24 * 3600
 _BUNDLED_KV_GIB: Final = 2
@@ -96,16 +101,12 @@ def build(
     }
     if wish.bundled:
         defaults |= _bundled_flags(wish.bundled, flags, cpu=cpu)
-    argv = [sys.executable, "-W", "ignore::DeprecationWarning"]
-    # The `vllm` command doesn't find its own version in the CPU build.
-    argv += ["-m", "vllm.entrypoints.openai.api_server", "--model", wish.model]
+    argv = [*_SERVER, "--model", wish.model]
     for name, value in defaults.items():
         if name not in flags:
             argv += [name] if value is None else [name, value]
-    argv += scheduler_flags
-    argv += wish.vllm_flags
     return EngineCommand(
-        argv=tuple(argv),
+        argv=(*argv, *scheduler_flags, *wish.vllm_flags),
         env={**_environment(wish, flags, cpu=cpu, cores=cores), **environ},
         url=_url(flags),
         served_name=flags.value("--served-model-name") or wish.bundled or wish.model,
