@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from headway.bench import outcomes, report, workload
-from headway.bench.arms import SLO, TUNED
-from headway.bench.engines import BenchEngine, swap
-from headway.bench.exchange import Sample
-from headway.bench.figures import Figures, Judge
-from headway.bench.lab import TUNED_THRESHOLD, Lab
-from headway.bench.options import BenchOptions, end_cleanly_on_sigterm, parser, read
-from headway.bench.outcomes import Alone
-from headway.bench.report import Goal, ProgressLines
-from headway.bench.spread import Spread, ratio, ratios, spread
-from headway.bench.workload import LONG, RUNNING, SHORT, ClosedLoop, LengthClass
+from headway.bench.engines.arms import SLO, TUNED
+from headway.bench.engines.engine import BenchEngine, swap
+from headway.bench.engines.lab import TUNED_THRESHOLD, Lab
+from headway.bench.engines.options import BenchOptions, end_cleanly_on_sigterm, parser, read
+from headway.bench.judge import outcomes
+from headway.bench.judge.figures import Figures, Judge
+from headway.bench.judge.outcomes import Alone
+from headway.bench.judge.spread import Spread, ratio, ratios, spread
+from headway.bench.load import workload
+from headway.bench.load.exchange import Sample
+from headway.bench.load.workload import LONG, RUNNING, SHORT, ClosedLoop, LengthClass
+from headway.bench.report import document as report
+from headway.bench.report.document import Goal, ProgressLines
 from headway.core.batching.settings import STOCK
 
 STEP_TOKENS: Final = 512

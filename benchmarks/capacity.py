@@ -12,17 +12,20 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from headway.bench import outcomes, plot, report, workload
-from headway.bench.arms import SLO, TUNED
-from headway.bench.cells import Cell, goodput_ratio, long_ratio, points, rate_ratio
-from headway.bench.engines import BenchEngine, EngineError, swap
-from headway.bench.lab import TUNED_THRESHOLD, Lab
-from headway.bench.loadgen import Patience
-from headway.bench.options import BenchOptions, end_cleanly_on_sigterm, parser, read
-from headway.bench.outcomes import Alone
-from headway.bench.report import Goal, ProgressLines
-from headway.bench.spread import Spread, lowest
-from headway.bench.workload import LONG, MIXED, SHORT, Arrival
+from headway.bench.engines.arms import SLO, TUNED
+from headway.bench.engines.engine import BenchEngine, EngineError, swap
+from headway.bench.engines.lab import TUNED_THRESHOLD, Lab
+from headway.bench.engines.options import BenchOptions, end_cleanly_on_sigterm, parser, read
+from headway.bench.judge import outcomes
+from headway.bench.judge.cells import Cell, goodput_ratio, long_ratio, points, rate_ratio
+from headway.bench.judge.outcomes import Alone
+from headway.bench.judge.spread import Spread, lowest
+from headway.bench.load import workload
+from headway.bench.load.loadgen import Patience
+from headway.bench.load.workload import LONG, MIXED, SHORT, Arrival
+from headway.bench.report import document as report
+from headway.bench.report import plot
+from headway.bench.report.document import Goal, ProgressLines
 from headway.core.batching.settings import STOCK
 from headway.core.highest_rate import TARGET_ATTAINMENT, highest_rate
 

@@ -16,17 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from router_bench import nixl
-
-from headway.bench import report
-from headway.bench.engines import BenchEngine, EngineError, started, swap
-from headway.bench.exchange import Sample
-from headway.bench.lab import CORES
-from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import Goal, ProgressLines
-from headway.bench.spread import ratios
-from headway.bench.stage import Stage
-from headway.bench.workload import SHORT, Arrival, Workload
+from headway.bench.engines.engine import BenchEngine, EngineError, started, swap
+from headway.bench.engines.lab import CORES
+from headway.bench.engines.options import end_cleanly_on_sigterm
+from headway.bench.engines.stage import Stage
+from headway.bench.judge.spread import ratios
+from headway.bench.load.exchange import Sample
+from headway.bench.load.workload import SHORT, Arrival, Workload
+from headway.bench.report import document as report
+from headway.bench.report.document import Goal, ProgressLines
+from headway.bench.router import nixl
 
 PLAIN: Final = "plain"
 DECODE: Final = "decode"

@@ -19,29 +19,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from fleet_bench.alone import engines_alone_s
-from fleet_bench.measured import (
+from headway.bench.engines.options import end_cleanly_on_sigterm
+from headway.bench.fleet.alone import engines_alone_s
+from headway.bench.fleet.measured import (
     KILLED,
     LEFT,
     PARTS,
     ROLLING,
     START,
-    Ending,
+    FleetEnding,
+    FleetStart,
     Kill,
     Measured,
     Rolling,
-    Start,
     goals,
     slowest,
     tables,
 )
-from fleet_bench.running import HEADWAY, Around, Running, running
-from fleet_bench.traffic import Traffic, first_token_s
-from router_bench.processes import free_ports
-
-from headway.bench import report
-from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import ProgressLines
+from headway.bench.fleet.running import HEADWAY, Around, Running, running
+from headway.bench.fleet.traffic import Traffic, first_token_s
+from headway.bench.report import document as report
+from headway.bench.report.document import ProgressLines
+from headway.bench.router.processes import free_ports
 from headway.engine import processes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -80,7 +79,7 @@ class Bench:
         self.found = Measured([], [], [], [])
 
     def run(self) -> Measured:
-        """Measure what is asked for. Raises FleetError if a fleet doesn't start or come back."""
+        """Measure what is asked for. Raises FleetRunError if a fleet doesn't start or come back."""
         if START in self._parts:
             for number in range(self._repeats):
                 self._note(self.found.starts, self._start(serve_first=number % 2 == 0))
@@ -92,21 +91,21 @@ class Bench:
             self._kill_at_random()
         return self.found
 
-    def _note(self, kind: list[Any], what: Start | Kill | Rolling | Ending) -> None:
+    def _note(self, kind: list[Any], what: FleetStart | Kill | Rolling | FleetEnding) -> None:
         kind.append(what)
         self._progress.line(str(what))
 
-    def _start(self, *, serve_first: bool) -> Start:
+    def _start(self, *, serve_first: bool) -> FleetStart:
         if serve_first:
-            return Start(self._serve_s(), engines_alone_s())
+            return FleetStart(self._serve_s(), engines_alone_s())
         alone_s = engines_alone_s()
-        return Start(self._serve_s(), alone_s)
+        return FleetStart(self._serve_s(), alone_s)
 
     def _serve_s(self) -> float:
         with running(["make", "serve"], ROOT) as fleet:
             fleet.until_ready()
             first = first_token_s(fleet.url, fleet.model)
-            self._note(self.found.endings, Ending("SIGTERM", fleet.end()))
+            self._note(self.found.endings, FleetEnding("SIGTERM", fleet.end()))
             return first - fleet.start_s
 
     def _unified(self, replicas: int, work: Any) -> None:
@@ -117,7 +116,7 @@ class Bench:
             with running([*HEADWAY, "up", str(file)]) as fleet:
                 fleet.until_ready()
                 work(fleet)
-                self._note(self.found.endings, Ending("SIGTERM", fleet.end()))
+                self._note(self.found.endings, FleetEnding("SIGTERM", fleet.end()))
 
     def _hurt(self, fleet: Running) -> None:
         if KILLED in self._parts:
@@ -184,7 +183,7 @@ class Bench:
                     done += 1
                     time.sleep(1.0)
                 by = last if fleet.process.poll() is not None else f"SIGTERM after {last}"
-                self._note(self.found.endings, Ending(by, fleet.end()))
+                self._note(self.found.endings, FleetEnding(by, fleet.end()))
 
     def _kill_one(self, fleet: Running) -> str:
         below = sorted(processes.descendants(fleet.process.pid))

@@ -19,16 +19,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from router_bench import arms, figures
-from router_bench.arms import ArmError, Engines, Router
-from router_bench.figures import MANY_STREAMS, SHORT, STREAMS, Cell
-from router_bench.load import Spec
-from router_bench.processes import free_ports, raise_file_limit, rss_bytes, running, stolen_s
-
-from headway.bench import report
-from headway.bench.options import end_cleanly_on_sigterm
-from headway.bench.report import ProgressLines
-from headway.bench.spread import spread
+from headway.bench.engines.options import end_cleanly_on_sigterm
+from headway.bench.judge.spread import spread
+from headway.bench.report import document as report
+from headway.bench.report.document import ProgressLines
+from headway.bench.router import arms, figures
+from headway.bench.router.arms import ArmError, Engines, RouterArm
+from headway.bench.router.figures import MANY_STREAMS, SHORT, STREAMS, RouterCell
+from headway.bench.router.load import Spec
+from headway.bench.router.processes import (
+    free_ports,
+    raise_file_limit,
+    rss_bytes,
+    running,
+    stolen_s,
+)
 
 ADDED: Final = "headway:router_added_seconds"
 WHERE: Final = ("before first leg", "between legs")
@@ -85,7 +90,7 @@ class Bench:
         self.options = options
         self.progress = progress
         self.loads = [quick(load) if options.quick else load for load in LOADS]
-        self.cells: list[Cell] = []
+        self.cells: list[RouterCell] = []
         self.raw: list[dict[str, Any]] = []
         self.failures: dict[str, str] = {}
         self.cores = _cores(shared=options.shared_cores)
@@ -107,7 +112,7 @@ class Bench:
         for repeat in range(repeats):
             with contextlib.ExitStack() as stack:
                 engines, stub = stack.enter_context(arms.stub_engines(self.cores[0], self._env))
-                routers = [Router(arms.DIRECT, arms.UNIFIED, engines.whole[0], ())]
+                routers = [RouterArm(arms.DIRECT, arms.UNIFIED, engines.whole[0], ())]
                 for arm, mode in wanted:
                     with self._attempt(f"{arm} {mode}"):
                         routers += self._start(stack, arm, mode, engines, program)
@@ -128,7 +133,7 @@ class Bench:
         mode: str,
         engines: Engines,
         program: Path | None,
-    ) -> list[Router]:
+    ) -> list[RouterArm]:
         port, metrics_port = free_ports(2)
         if arm == arms.HEADWAY:
             command = arms.headway_command(mode, engines, port)
@@ -138,8 +143,8 @@ class Bench:
             return []
         return [stack.enter_context(arms.serving(arm, mode, command, port, self.cores[1]))]
 
-    def _repeat(self, repeat: int, routers: list[Router], engines: Engines, stub: int) -> None:
-        idle: dict[Router, int] = {}
+    def _repeat(self, repeat: int, routers: list[RouterArm], engines: Engines, stub: int) -> None:
+        idle: dict[RouterArm, int] = {}
         for router in routers:
             self._load(WARM_UP, router, stub, 0)
             idle[router] = rss_bytes(router.pids)
@@ -150,9 +155,9 @@ class Bench:
                     self._cell(repeat, load, router, engines, stub, idle[router])
 
     def _cell(
-        self, repeat: int, load: Load, router: Router, engines: Engines, stub: int, idle: int
+        self, repeat: int, load: Load, router: RouterArm, engines: Engines, stub: int, idle: int
     ) -> None:
-        runs: list[Cell] = []
+        runs: list[RouterCell] = []
         while not runs or (len(runs) < RUNS and _stolen(runs[-1]) > STOLEN_SHARE):
             runs.append(self._run_cell(repeat, load, router, engines, stub, idle))
         kept = min(runs, key=_stolen)
@@ -161,14 +166,14 @@ class Bench:
         self.cells.append(kept)
 
     def _run_cell(
-        self, repeat: int, load: Load, router: Router, engines: Engines, stub: int, idle: int
-    ) -> Cell:
+        self, repeat: int, load: Load, router: RouterArm, engines: Engines, stub: int, idle: int
+    ) -> RouterCell:
         missing, added = _handoffs_missing(engines), _added(router)
         began_s, stolen = time.perf_counter(), stolen_s()
         found = self._load(load, router, stub, repeat + 1)
         share = (stolen_s() - stolen) / (time.perf_counter() - began_s)
         of_cell = {**figures.figures_of(found, idle), "stolen_share": share}
-        cell = Cell(router.arm, router.mode, load.kind, load.streams, repeat, of_cell)
+        cell = RouterCell(router.arm, router.mode, load.kind, load.streams, repeat, of_cell)
         if router.mode == arms.DISAGGREGATED:
             cell.figures["handoffs_missing"] = float(_handoffs_missing(engines) - missing)
         for where, before in added.items():
@@ -182,10 +187,10 @@ class Bench:
         )
         return cell
 
-    def _load(self, load: Load, router: Router, stub: int, seed: int) -> dict[str, Any]:
+    def _load(self, load: Load, router: RouterArm, stub: int, seed: int) -> dict[str, Any]:
         """Run the load generator on a router."""
         spec = Spec(port=router.port, pids=router.pids, others=(stub,), seed=seed, **asdict(load))
-        command = [sys.executable, "-m", "router_bench.load", json.dumps(asdict(spec))]
+        command = [sys.executable, "-m", "headway.bench.router.load", json.dumps(asdict(spec))]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with running(command, core=self.cores[0], env=self._env, **pipes) as process:
             out, said = process.communicate()
@@ -195,7 +200,7 @@ class Bench:
         return found
 
 
-def _stolen(cell: Cell) -> float:
+def _stolen(cell: RouterCell) -> float:
     return cell.figures["stolen_share"] or 0.0
 
 
@@ -212,7 +217,7 @@ def _handoffs_missing(engines: Engines) -> int:
     return asked - handed
 
 
-def _added(router: Router) -> dict[str, dict[float, float]]:
+def _added(router: RouterArm) -> dict[str, dict[float, float]]:
     """Headway's own histograms of what it adds."""
     if router.arm != arms.HEADWAY:
         return {}
@@ -264,7 +269,7 @@ def tables(bench: Bench) -> str:
     return "\n\n".join(made)
 
 
-def _column(cells: list[Cell], arm: str, mode: str, load: Load) -> Callable[[str], object]:
+def _column(cells: list[RouterCell], arm: str, mode: str, load: Load) -> Callable[[str], object]:
     def of(figure: str) -> object:
         if figure.startswith("added"):
             if arm == arms.DIRECT:

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine")
 from harness import Driver, make_request, make_scheduler, model_dir
 from vllm.v1.request import RequestStatus
 
-from headway.bench import report
-from headway.bench.report import Goal, ProgressLines
-from headway.bench.spread import Spread, ratios, spread
+from headway.bench.judge.spread import Spread, ratios, spread
+from headway.bench.report import document as report
+from headway.bench.report.document import Goal, ProgressLines
 from headway.core.batching.settings import STOCK
 
 ARMS: Final = (STOCK, "parallel", "slo")

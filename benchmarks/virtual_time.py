@@ -36,9 +36,9 @@ from virtual.scenarios import (
     with_odd_one,
 )
 
-from headway.bench import report
-from headway.bench.report import Goal, ProgressLines
-from headway.bench.spread import Spread, spread
+from headway.bench.judge.spread import Spread, spread
+from headway.bench.report import document as report
+from headway.bench.report.document import Goal, ProgressLines
 from headway.core.slo import attainment, itls_s, percentile, tpot_s, ttft_s
 
 CAPACITY_PER_S: Final = 52.0

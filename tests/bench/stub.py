@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from headway.bench.exchange import Target
+from headway.bench.load.exchange import Target
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"

@@ -5,10 +5,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench import cells
-from headway.bench.cells import Cell
-from headway.bench.spread import Spread
-from headway.bench.workload import LONG, SHORT
+from headway.bench.judge import cells
+from headway.bench.judge.cells import Cell
+from headway.bench.judge.spread import Spread
+from headway.bench.load.workload import LONG, SHORT
 from headway.core.highest_rate import RatePoint
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.bench import arms, engines
-from headway.bench.engines import BenchEngine, EngineError
-from headway.bench.report import ProgressLines
+from headway.bench.engines import arms
+from headway.bench.engines import engine as engines
+from headway.bench.engines.engine import BenchEngine, EngineError
+from headway.bench.report.document import ProgressLines
 
 SERVER = """
 import http.server, os, subprocess, sys, threading

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from headway.bench import options
-from headway.bench.exchange import CUT_OFF, Sample
-from headway.bench.figures import Judge
-from headway.bench.outcomes import Alone
+from headway.bench.engines import options
+from headway.bench.judge.figures import Judge
+from headway.bench.judge.outcomes import Alone
+from headway.bench.load.exchange import CUT_OFF, Sample
 from headway.core.slo import Slo
 
 JUDGE = Judge(

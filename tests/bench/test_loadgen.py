@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from headway.bench import loadgen
-from headway.bench.exchange import CUT_OFF, Extras, Target
-from headway.bench.loadgen import Patience, play
-from headway.bench.workload import Arrival, ClosedLoop, Workload
+from headway.bench.load import loadgen
+from headway.bench.load.exchange import CUT_OFF, Extras, Target
+from headway.bench.load.loadgen import Patience, play
+from headway.bench.load.workload import Arrival, ClosedLoop, Workload
 
 from . import stub
 

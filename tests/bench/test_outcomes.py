@@ -2,9 +2,9 @@
 
 import math
 
-from headway.bench import outcomes
-from headway.bench.exchange import CUT_OFF, Sample
-from headway.bench.outcomes import Alone
+from headway.bench.judge import outcomes
+from headway.bench.judge.outcomes import Alone
+from headway.bench.load.exchange import CUT_OFF, Sample
 from headway.core.slo import Slo, met
 
 ALONE = Alone(((50, 0.2), (1_000, 2.0), (2_000, 5.0)), 0.04, 0.05, 0.06)

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.bench import plot, report, spread
-from headway.bench.report import Goal
-from headway.bench.spread import Spread
+from headway.bench.judge import spread
+from headway.bench.judge.spread import Spread
+from headway.bench.report import document as report
+from headway.bench.report import plot
+from headway.bench.report.document import Goal
 
 
 def test_a_report_has_what_rule_10_asks(tmp_path) -> None:

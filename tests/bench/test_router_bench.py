@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 pytest.importorskip("httptools")
 pytest.importorskip("uvloop")
 
-from router_bench import figures, processes
-from router_bench.arms import DIRECT, DISAGGREGATED, HEADWAY, RUST, UNIFIED
-from router_bench.client import EventCounter
-from router_bench.figures import MANY_STREAMS, SHORT, STREAMS, Cell
+from headway.bench.router import figures, processes
+from headway.bench.router.arms import DIRECT, DISAGGREGATED, HEADWAY, RUST, UNIFIED
+from headway.bench.router.client import EventCounter
+from headway.bench.router.figures import MANY_STREAMS, SHORT, STREAMS, RouterCell
 
 METRICS = """\
 # TYPE added_seconds histogram
@@ -78,11 +78,13 @@ def test_events_are_counted_however_the_body_is_cut(tokens: int, data: st.DataOb
     assert counter.done
 
 
-def cell(arm: str, load: str, streams: int, repeat: int = 0, mode: str = UNIFIED, **more) -> Cell:
-    return Cell(arm, mode, load, streams, repeat, more)
+def cell(
+    arm: str, load: str, streams: int, repeat: int = 0, mode: str = UNIFIED, **more
+) -> RouterCell:
+    return RouterCell(arm, mode, load, streams, repeat, more)
 
 
-def full_run(repeats: int = 2) -> list[Cell]:
+def full_run(repeats: int = 2) -> list[RouterCell]:
     cells = []
     for n in range(repeats):
         for streams in (64, 512):

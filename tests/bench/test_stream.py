@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench.stream import CompletionStream, StreamError
+from headway.bench.load.stream import CompletionStream, StreamError
 
 from . import stub
 

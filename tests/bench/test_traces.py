@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from headway.bench import traces
-from headway.bench.traces import Scaling, TraceError
-from headway.bench.workload import LONG, SHORT
+from headway.bench.load import traces
+from headway.bench.load.traces import Scaling, TraceError
+from headway.bench.load.workload import LONG, SHORT
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

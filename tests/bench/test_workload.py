@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.bench import workload
-from headway.bench.workload import LONG, MIXED, SHORT, Arrival, ClosedLoop
+from headway.bench.load import workload
+from headway.bench.load.workload import LONG, MIXED, SHORT, Arrival, ClosedLoop
 
 SHORTS, LONGS = MIXED
 

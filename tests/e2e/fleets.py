@@ -17,7 +17,7 @@ from pathlib import Path
 
 import openai
 
-from headway.bench.stream import ERROR_EVENT
+from headway.bench.load.stream import ERROR_EVENT
 from headway.engine import processes
 
 from .conftest import free_port

@@ -1,13 +1,13 @@
 """What `benchmarks/fleet.py` measures, and its targets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
-from fleet_bench.traffic import Answer
-from headway.bench import report
-from headway.bench.report import Goal
-from headway.bench.spread import Spread, spread
+from headway.bench.fleet.traffic import TrafficAnswer
+from headway.bench.judge.spread import Spread, spread
+from headway.bench.report import document as report
+from headway.bench.report.document import Goal
 
 START: Final = "start"
 KILLED: Final = "killed"
@@ -19,7 +19,7 @@ AROUND_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class FleetStart:
     """Seconds to a first token: of `make serve`, and of its engines by themselves."""
 
     serve_s: float
@@ -57,7 +57,7 @@ class Rolling:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class FleetEnding:
     """One fleet's end. by: what ended it; left: its processes that outlived it."""
 
     by: str
@@ -68,13 +68,13 @@ class Ending:
 class Measured:
     """Everything."""
 
-    starts: list[Start]
+    starts: list[FleetStart]
     kills: list[Kill]
     rolls: list[Rolling]
-    endings: list[Ending]
+    endings: list[FleetEnding]
 
 
-def slowest(answers: Sequence[Answer]) -> float:
+def slowest(answers: Sequence[TrafficAnswer]) -> float:
     """The longest wait for a first byte, seconds."""
     return max((each.first_s - each.sent_s for each in answers if each.first_s), default=0.0)
 
@@ -140,14 +140,14 @@ def worst(values: Sequence[float | None]) -> Spread | None:
 
 def tables(found: Measured) -> str:
     """All that was seen, a row each."""
-    parts = [
-        (found.starts, Start),
+    parts: list[tuple[Sequence[Any], Any]] = [
+        (found.starts, FleetStart),
         (found.kills, Kill),
         (found.rolls, Rolling),
-        (found.endings, Ending),
+        (found.endings, FleetEnding),
     ]
     made = []
     for rows, kind in parts:
-        names = list(kind.__dataclass_fields__)
+        names = [field.name for field in fields(kind)]
         made.append(report.table(names, [[getattr(row, n) for n in names] for row in rows]))
     return "\n\n".join(made)

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from headway.bench.engines import ArmEngine
+from headway.bench.engines.engine import ArmEngine
 from headway.core.batching.settings import STOCK
 
 TUNED: Final = "vllm-tuned"

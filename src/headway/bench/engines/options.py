@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headway.bench.arms import ARMS
+from headway.bench.engines.arms import ARMS
 from headway.core.batching.settings import STOCK
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from headway.bench.stream import ERROR_EVENT
+from headway.bench.load.stream import ERROR_EVENT
 
 CLIENTS: Final = 4
 PAUSE_S: Final = 0.1
@@ -22,7 +22,7 @@ REFUSALS: Final = frozenset({429, 503})
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TrafficAnswer:
     """One request. Times are monotonic seconds.
 
     first_s: when the first byte of an answer came, None if none did; an error isn't one.
@@ -57,7 +57,7 @@ class Traffic:
     """Requests to one model, one after the other in each of some threads, within `with`."""
 
     def __init__(self, url: str, model: str, clients: int = CLIENTS) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[TrafficAnswer] = []
         self._url = url
         self._model = model
         self._over = threading.Event()
@@ -91,7 +91,7 @@ class Traffic:
             self._over.wait(PAUSE_S)
 
 
-def ask(url: str, model: str, prompt: Sequence[int], output_tokens: int) -> Answer:
+def ask(url: str, model: str, prompt: Sequence[int], output_tokens: int) -> TrafficAnswer:
     """One request, to its end."""
     body = {
         "model": model,
@@ -119,7 +119,7 @@ def ask(url: str, model: str, prompt: Sequence[int], output_tokens: int) -> Answ
             error = None if whole else got[-300:].decode(errors="replace")
         except (OSError, http.client.HTTPException) as failure:
             error = repr(failure)
-    return Answer(sent_s, first_s, status, whole, invited, error)
+    return TrafficAnswer(sent_s, first_s, status, whole, invited, error)
 
 
 def first_token_s(url: str, model: str) -> float:

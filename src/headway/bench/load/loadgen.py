@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from headway.bench.exchange import CUT_OFF, Extras, Sample, Target, body, exchange
-from headway.bench.workload import Arrival, Workload, prompts
+from headway.bench.load.exchange import CUT_OFF, Extras, Sample, Target, body, exchange
+from headway.bench.load.workload import Arrival, Workload, prompts
 
 LEAD_S: Final = 0.3
 """Between making the bodies and the start of the schedule."""

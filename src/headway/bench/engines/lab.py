@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from headway.bench.arms import TUNED, arm_spec
-from headway.bench.engines import BenchEngine, EngineError
-from headway.bench.options import BenchOptions
-from headway.bench.outcomes import Alone
-from headway.bench.report import ProgressLines
-from headway.bench.stage import Stage
+from headway.bench.engines.arms import TUNED, arm_spec
+from headway.bench.engines.engine import BenchEngine, EngineError
+from headway.bench.engines.options import BenchOptions
+from headway.bench.engines.stage import Stage
+from headway.bench.judge.outcomes import Alone
+from headway.bench.report.document import ProgressLines
 from headway.core.batching.settings import STOCK
 from headway.core.slo import Slo
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.bench import outcomes
-from headway.bench.exchange import Sample
-from headway.bench.outcomes import Alone
-from headway.bench.spread import ratio
-from headway.bench.workload import LONG, RUNNING, SHORT
+from headway.bench.judge import outcomes
+from headway.bench.judge.outcomes import Alone
+from headway.bench.judge.spread import ratio
+from headway.bench.load.exchange import Sample
+from headway.bench.load.workload import LONG, RUNNING, SHORT
 from headway.core.slo import Outcome, Slo, percentile, summarise, ttft_s
 
 Figures = dict[str, float | None]

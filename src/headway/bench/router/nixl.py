@@ -3,10 +3,10 @@
 import json
 from typing import Final
 
-from headway.bench.arms import SLO
-from headway.bench.engines import ArmEngine, BenchEngine, engine_environment, serve_command
-from headway.bench.report import ProgressLines
-from router_bench.processes import free_ports
+from headway.bench.engines.arms import SLO
+from headway.bench.engines.engine import ArmEngine, BenchEngine, engine_environment, serve_command
+from headway.bench.report.document import ProgressLines
+from headway.bench.router.processes import free_ports
 
 CONNECTOR: Final = {
     "kv_connector": "NixlConnector",

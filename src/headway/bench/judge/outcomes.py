@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from headway.bench.exchange import CUT_OFF, Sample
-from headway.bench.workload import RUNNING
+from headway.bench.load.exchange import CUT_OFF, Sample
+from headway.bench.load.workload import RUNNING
 from headway.core.slo import Outcome, Slo, summarise, summarise_by_class, ttft_s
 
 LEAST_TOKENS: Final = 16

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headway.bench.report import Goal
-from headway.bench.spread import Spread, ratio, ratios, spread
+from headway.bench.judge.spread import Spread, ratio, ratios, spread
+from headway.bench.report.document import Goal
+from headway.bench.router.arms import DIRECT, DISAGGREGATED, HEADWAY, RUST, UNIFIED
 from headway.core.slo import percentile
-from router_bench.arms import DIRECT, DISAGGREGATED, HEADWAY, RUST, UNIFIED
 
 SHORT: Final = "short"
 STREAMS: Final = "streams"
@@ -20,7 +20,7 @@ Figures = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class RouterCell:
     """What one arm did in one cell of one repeat.
 
     load: `streams` or `short`. streams: at once. rss_bytes: growth since the router was idle.
@@ -94,7 +94,7 @@ def bucket_percentile(
 
 
 def values(
-    cells: Sequence[Cell], arm: str, mode: str, load: str, streams: int, figure: str
+    cells: Sequence[RouterCell], arm: str, mode: str, load: str, streams: int, figure: str
 ) -> list[float | None]:
     """A figure of an arm, by repeat; None where it wasn't measured."""
     found = {
@@ -107,7 +107,7 @@ def values(
 
 
 def added(
-    cells: Sequence[Cell], arm: str, mode: str, streams: int, percent: int
+    cells: Sequence[RouterCell], arm: str, mode: str, streams: int, percent: int
 ) -> list[float | None]:
     """Milliseconds a router adds to the TTFT's percentile, by repeat.
 
@@ -122,7 +122,7 @@ def added(
     return [None if each is None else each - alone.value for each in through]
 
 
-def over_rust(cells: Sequence[Cell], load: str, streams: int, figure: str) -> Spread | None:
+def over_rust(cells: Sequence[RouterCell], load: str, streams: int, figure: str) -> Spread | None:
     """Headway's figure over vllm-router's, repeat by repeat."""
     ours, theirs = (values(cells, arm, UNIFIED, load, streams, figure) for arm in (HEADWAY, RUST))
     return ratios(ours, theirs)
@@ -143,7 +143,7 @@ def most(found: Sequence[Spread | None]) -> Spread | None:
     return Spread(highest, min(each.low for each in known), highest)
 
 
-def goals(cells: Sequence[Cell], streams: Sequence[int], connections: int) -> list[Goal]:
+def goals(cells: Sequence[RouterCell], streams: Sequence[int], connections: int) -> list[Goal]:
     """Every target of this benchmark. streams: all that were measured."""
     versus = f"{HEADWAY} / {RUST}"
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from headway.bench.engines import BenchEngine, EngineError
-from headway.bench.exchange import Sample
-from headway.bench.loadgen import Patience, play
-from headway.bench.outcomes import Alone, errors, generator_lag_s
-from headway.bench.report import ProgressLines
-from headway.bench.workload import SHORT, Workload, lone
+from headway.bench.engines.engine import BenchEngine, EngineError
+from headway.bench.judge.outcomes import Alone, errors, generator_lag_s
+from headway.bench.load.exchange import Sample
+from headway.bench.load.loadgen import Patience, play
+from headway.bench.load.workload import SHORT, Workload, lone
+from headway.bench.report.document import ProgressLines
 from headway.core.slo import Limits, Outcome, itls_s, percentile, tpot_s
 
 SETTLE_S: Final = 0.5

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from headway.bench.workload import LONG, SHORT, Arrival, Workload
+from headway.bench.load.workload import LONG, SHORT, Arrival, Workload
 from headway.core.errors import HeadwayError
 
 MOONCAKE_BLOCK_TOKENS: Final = 512

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-from headway.bench.spread import Spread, bootstrap
-from headway.bench.workload import LONG
+from headway.bench.judge.spread import Spread, bootstrap
+from headway.bench.load.workload import LONG
 from headway.core.highest_rate import RatePoint, highest_rate
 from headway.core.slo import Outcome, met
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-from headway.bench.stream import CompletionStream, StreamError
-from headway.bench.workload import Arrival
+from headway.bench.load.stream import CompletionStream, StreamError
+from headway.bench.load.workload import Arrival
 
 CUT_OFF: Final = "cut off"
 """The error of a request still unfinished when the measurement ended."""

@@ -104,11 +104,11 @@ class Pacer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._due: dict[int, list[Connection]] = defaultdict(list)
+        self._due: dict[int, list[StubConnection]] = defaultdict(list)
         self._next = int(time.monotonic() / TICK_S)
         self._run()
 
-    def add(self, connection: "Connection", gap_ticks: int) -> None:
+    def add(self, connection: "StubConnection", gap_ticks: int) -> None:
         """The connection's next token is due `gap_ticks` from now."""
         self._due[self._next + gap_ticks].append(connection)
 
@@ -124,7 +124,7 @@ class Pacer:
         self._loop.call_later(TICK_S, self._run)
 
 
-class Connection(asyncio.Protocol):
+class StubConnection(asyncio.Protocol):
     """A router's (or client's) connection: requests one after the other."""
 
     def __init__(self, port: int, pacer: Pacer, counts: Counter[str]) -> None:
@@ -205,14 +205,14 @@ async def _main(ports: list[int]) -> None:
     loop = asyncio.get_running_loop()
     pacer, counts = Pacer(loop), Counter[str]()
     for port in ports:
-        made = partial(Connection, port, pacer, counts)
+        made = partial(StubConnection, port, pacer, counts)
         await loop.create_server(made, "127.0.0.1", port, backlog=BACKLOG)
     gc.collect()
     gc.freeze()
     gc.disable()
     ended = asyncio.Event()
     loop.add_reader(0, ended.set)
-    print("ready", flush=True)
+    print("ready", flush=True)  # noqa: T201  whoever started it waits for this line
     await ended.wait()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from router_bench.processes import free_ports, running, tree
+from headway.bench.router.processes import free_ports, running, tree
 
 DIRECT: Final = "direct"
 HEADWAY: Final = "headway"
@@ -56,7 +56,7 @@ class Engines:
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class RouterArm:
     """A router that answers. pids: its processes; none for `direct`."""
 
     arm: str
@@ -135,7 +135,7 @@ def install_rust() -> Path:
 @contextlib.contextmanager
 def serving(
     arm: str, mode: str, command: Sequence[str], port: int, core: int | None
-) -> Iterator[Router]:
+) -> Iterator[RouterArm]:
     """A router that answers, until the block's end. Raises ArmError if it doesn't start."""
     with (
         tempfile.TemporaryFile("w+") as log,
@@ -149,7 +149,7 @@ def serving(
                 raise ArmError(f"{arm} ({mode}) doesn't answer: {said or 'it says nothing'}")
             time.sleep(_POLL_S)
         log.truncate(0)
-        yield Router(arm, mode, port, tuple(tree(process.pid)))
+        yield RouterArm(arm, mode, port, tuple(tree(process.pid)))
 
 
 def answers(port: int) -> bool:
@@ -178,7 +178,7 @@ def stub_engines(core: int | None, env: dict[str, str]) -> Iterator[tuple[Engine
     """The stub engines and their pid."""
     first, second, prefill, decode = free_ports(4)
     engines = Engines((first, second), prefill, decode)
-    command = [sys.executable, "-m", "router_bench.stub", *map(str, engines.ports)]
+    command = [sys.executable, "-m", "headway.bench.router.stub", *map(str, engines.ports)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with running(command, core=core, env=env, **pipes) as process:
         said = process.stdout.readline() if process.stdout else ""

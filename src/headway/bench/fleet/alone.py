@@ -9,17 +9,16 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-from router_bench.processes import stop
-
-from fleet_bench.running import HEADWAY, READY_S, FleetError
-from fleet_bench.traffic import fetch, first_token_s
+from headway.bench.fleet.running import HEADWAY, READY_S, FleetRunError
+from headway.bench.fleet.traffic import fetch, first_token_s
+from headway.bench.router.processes import stop
 from headway.engine import processes
 
 
 def engines_alone_s() -> float:
     """Start the default fleet's engines side by side, without a fleet; seconds to a token of each.
 
-    Raises FleetError if one ends, or isn't up in time.
+    Raises FleetRunError if one ends, or isn't up in time.
     """
     told = subprocess.run(
         [*HEADWAY, "up", "--dry-run"], capture_output=True, text=True, check=True, cwd="/"
@@ -65,7 +64,7 @@ def _until_healthy(url: str, engines: list[subprocess.Popen[str]]) -> None:
             if fetch(url, "/health")[0] == http.client.OK:
                 return
         time.sleep(0.05)
-    raise FleetError(f"the engine at {url} isn't up")
+    raise FleetRunError(f"the engine at {url} isn't up")
 
 
 def _model_at(url: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import uvloop
 
-from router_bench.client import Client
-from router_bench.processes import cpu_s, rss_bytes
+from headway.bench.router.client import Client
+from headway.bench.router.processes import cpu_s, rss_bytes
 
 HOST: Final = "127.0.0.1"
 _PROBES: Final = 16
@@ -54,7 +54,7 @@ class Spec:
     seed: int = 1
 
 
-class Load:
+class CellLoad:
     """One cell under way. tokens: events of streams so far."""
 
     def __init__(self, spec: Spec) -> None:
@@ -241,7 +241,7 @@ async def _main(spec: Spec) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    found = await Load(spec).run()
+    found = await CellLoad(spec).run()
     json.dump({"spec": asdict(spec), **found}, sys.stdout)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from headway.bench.exchange import Target
-from headway.bench.report import ProgressLines
+from headway.bench.load.exchange import Target
+from headway.bench.report.document import ProgressLines
 from headway.core.errors import HeadwayError
 from headway.fleet.net.http_sync import HttpServer
 

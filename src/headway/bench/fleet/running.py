@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from fleet_bench.traffic import fetch
+from headway.bench.fleet.traffic import fetch
 from headway.core.errors import HeadwayError
 from headway.engine import processes
 
@@ -26,7 +26,7 @@ _READY: Final = re.compile(r"ready: (\S+) on (\S+); try")
 HEADWAY: Final = (sys.executable, "-m", "headway")
 
 
-class FleetError(HeadwayError):
+class FleetRunError(HeadwayError):
     """A fleet that didn't do what the measurement needs; holds the end of what it said."""
 
 
@@ -59,14 +59,14 @@ class Running:
             if self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise FleetError(f"it didn't become ready:\n{self.heard.read_text()[-2000:]}")
+        raise FleetRunError(f"it didn't become ready:\n{self.heard.read_text()[-2000:]}")
 
     def until_whole(self) -> None:
         """Wait until all its engines are ready (again)."""
         end_s = time.monotonic() + READY_S
         while any(engine["state"] != "ready" for engine in self.engines()):
             if time.monotonic() > end_s or self.process.poll() is not None:
-                raise FleetError(f"it isn't whole:\n{self.heard.read_text()[-2000:]}")
+                raise FleetRunError(f"it isn't whole:\n{self.heard.read_text()[-2000:]}")
             self.look()
             time.sleep(0.5)
 
@@ -85,7 +85,7 @@ class Running:
             check=False,
         )
         if done.returncode:
-            raise FleetError(f"headway {' '.join(words)}: {done.stderr[-1000:]}")
+            raise FleetRunError(f"headway {' '.join(words)}: {done.stderr[-1000:]}")
         return done.stdout
 
     def status(self) -> dict[str, Any]:

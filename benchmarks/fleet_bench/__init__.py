@@ -1,1 +1,0 @@
-"""Fleets of real engines under traffic, for `benchmarks/fleet.py`."""

@@ -1,1 +1,0 @@
-"""Parts of `router.py`: the stub engines, the load generator, the arms, their processes."""

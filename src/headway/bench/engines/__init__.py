@@ -1,0 +1,1 @@
+"""Engines under test: started, warmed, measured in turn."""

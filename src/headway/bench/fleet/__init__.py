@@ -1,0 +1,1 @@
+"""Fleets under test: real engines under traffic."""

@@ -1,0 +1,1 @@
+"""What became of requests: figures, and how sure they are."""

@@ -1,0 +1,1 @@
+"""Workloads, and the load generator that sends them."""

@@ -1,0 +1,1 @@
+"""Routers under test: stub engines, arms, a load generator of raw protocols."""
