@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from headway import processes
 from headway.bench.engines.options import end_cleanly_on_sigterm
 from headway.bench.fleet.alone import engines_alone_s
 from headway.bench.fleet.measured import (
@@ -41,7 +42,6 @@ from headway.bench.fleet.traffic import Traffic, first_token_s
 from headway.bench.report import document as report
 from headway.bench.report.document import ProgressLines
 from headway.bench.router.processes import free_ports
-from headway.engine import processes
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KILLABLE: Final = ("guard", "worker", "engine core", "API server")
@@ -201,7 +201,7 @@ def _name(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         if words[0].startswith("VLLM::"):
             return words[0]
-        for sign in ("headway.engine.guard", "api_server", "route", "headway.engine"):
+        for sign in ("headway.engine.start.guard", "api_server", "route", "headway.engine"):
             if any(sign in word for word in words):
                 return sign
         return Path(words[0]).name or "a process"

@@ -8,7 +8,7 @@ import pytest
 
 from headway import cli
 from headway.core.errors import SettingError
-from headway.engine import command, launch
+from headway.engine.start import command, launch
 
 
 @pytest.fixture

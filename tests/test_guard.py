@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine import processes
+from headway import processes
 
 LAUNCH = """
 import sys
-from headway.engine import launch
-from headway.engine.command import EngineCommand
+from headway.engine.start import launch
+from headway.engine.start.command import EngineCommand
 url, *argv = sys.argv[1:]
 engine = EngineCommand(argv=tuple(argv), env=dict(__import__("os").environ), url=url or None,
                        served_name="x", settings=None, drain_s=1.0)
@@ -42,7 +42,7 @@ if role == "server":
 time.sleep(600)
 """
 STAYS = "pass"
-GUARD = (sys.executable, "-m", "headway.engine.guard")
+GUARD = (sys.executable, "-m", "headway.engine.start.guard")
 
 # As above with two workers. As in vLLM, whoever misses the first process below it ends: the other
 # worker is left to others. The server answers 503 once the first worker has ended; where {hangs},
@@ -51,7 +51,7 @@ WORKERS = """
 import os, subprocess, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
-from headway.engine import processes
+from headway import processes
 role, home = sys.argv[1], sys.argv[2]
 command = [sys.executable, *sys.orig_argv[1:-2]]
 started = [subprocess.Popen([*command, below, home], start_new_session=True)

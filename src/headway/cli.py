@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from headway.core.batching import settings
 from headway.core.errors import HeadwayError, SettingError
-from headway.engine import command, launch
+from headway.engine.start import command, launch
 from headway.fleet import cli as fleet
 from headway.models import bundled, named
 from headway.router import command as route

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from headway.engine import processes
+from headway import processes
 from headway.models import tiny
 
 READY_S = 120.0

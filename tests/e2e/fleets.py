@@ -17,8 +17,8 @@ from pathlib import Path
 
 import openai
 
+from headway import processes
 from headway.bench.load.stream import ERROR_EVENT
-from headway.engine import processes
 
 from .conftest import free_port
 
@@ -100,7 +100,7 @@ class Fleet:
         """A process of the engine at this port: its guard, its server, or one below that."""
         tree = processes.descendants(self.process.pid)
         servers = [pid for pid in tree if f"--port {engine_port} " in command_line(pid)]
-        (guard,) = [pid for pid in servers if "headway.engine.guard" in command_line(pid)]
+        (guard,) = [pid for pid in servers if "headway.engine.start.guard" in command_line(pid)]
         if words == "guard":
             return guard
         below = processes.descendants(guard)

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from tests.fleet.ray_cluster import HEAD, OTHER, installed, two_nodes
 
-from headway.engine import processes
+from headway import processes
 
 from .conftest import free_port
 from .fleets import FLAGS, UNIFIED, Traffic, command_line, complete, fleet, ids, wait_ready

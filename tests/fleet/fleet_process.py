@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from headway import config as settings
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.errors import FleetError
 from headway.fleet.operate.failure import Cause
 from headway.fleet.operate.state_dir import Home

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine import processes
+from headway import processes
 
 from .running import WAIT_S, eventually, free_port, lives
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from headway.core.errors import HeadwayError
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet import up
 
 ENGINE = Path(__file__).with_name("talking_engine.py")

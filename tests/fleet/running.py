@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from headway.engine import processes
+from headway import processes
 from headway.fleet.errors import FleetError
 from headway.fleet.operate.control_socket import ask
 

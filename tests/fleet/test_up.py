@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headway.engine import processes
+from headway import processes
 from headway.fleet.operate import commands, status
 from headway.fleet.operate.control_socket import ask
 

@@ -15,8 +15,8 @@ from typing import Final
 from headway import config as settings
 from headway.core.errors import HeadwayError, SettingError
 from headway.core.status import FleetStatus
-from headway.engine import launch
-from headway.engine.command import EngineCommand
+from headway.engine.start import launch
+from headway.engine.start.command import EngineCommand
 from headway.fleet.operate import failure, goodput
 from headway.fleet.operate.display import Display, display
 from headway.fleet.operate.start_rows import Starts, settled

@@ -11,8 +11,8 @@ import traceback
 
 import pytest
 
-from headway.engine import processes
-from headway.engine.command import EngineCommand
+from headway import processes
+from headway.engine.start.command import EngineCommand
 from headway.fleet.place import local
 from headway.fleet.place.local import Family, LocalEngine, any_ends, trim
 

@@ -14,7 +14,7 @@ import pytest
 from tests.fleet.ray_cluster import HEAD, OTHER, WITH_GPU, installed, two_nodes
 from tests.fleet.running import Fleet, Traffic, eventually, free_port, lives
 
-from headway.engine import processes
+from headway import processes
 from headway.fleet.place.ray_nodes import carried, too_small
 from headway.fleet.plan.spec import EngineSpec
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fleet.running import eventually, lives
 
-from headway.engine import processes
+from headway import processes
 from headway.fleet.place.ray_actor import Actor
 
 TALKS = "import sys, time; print('hello', flush=True); time.sleep(600)"

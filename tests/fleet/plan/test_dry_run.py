@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from headway import config as settings
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.plan import dry_run, plan
 from headway.fleet.plan.spec import Address, Machine
 

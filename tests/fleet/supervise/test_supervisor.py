@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.fleet.running import Fleet, Traffic, eventually, lives
 
-from headway.engine import processes
+from headway import processes
 from headway.fleet.errors import FleetError
 
 pytest.importorskip("uvloop", reason="the router runs on it")

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from headway import processes
 from headway.bench.fleet.traffic import fetch
 from headway.core.errors import HeadwayError
-from headway.engine import processes
 
 READY_S: Final = 300.0
 GONE_S: Final = 60.0

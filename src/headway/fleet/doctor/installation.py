@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from headway.engine import launch
+from headway.engine.start import launch
 from headway.fleet.doctor.finding import Finding
 
 ABOUT: Final = "installation"

@@ -1,4 +1,4 @@
-"""Processes of a fleet on this machine, each a tree below a guard (`headway.engine.guard`).
+"""Processes of a fleet on this machine, each a tree below a guard (`headway.engine.start.guard`).
 
 Whatever is killed, nothing is left: a guard ends its tree when the supervisor's end of their pipe
 closes, and what a killed guard leaves behind becomes the supervisor's child, which ends it before
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
-from headway.engine import processes
-from headway.engine.command import EngineCommand
+from headway import processes
+from headway.engine.start.command import EngineCommand
 
 FORCE_GRACE_S: Final = 15.0
 """Beyond the drain time: what an engine may take to end its processes before force is used."""
@@ -144,7 +144,14 @@ class LocalEngine:
         self, command: EngineCommand, env: Mapping[str, str], alive: int, out: int
     ) -> subprocess.Popen[bytes]:
         grace_s = str(command.drain_s + FORCE_GRACE_S)
-        guard = [sys.executable, "-m", "headway.engine.guard", str(alive), grace_s, self._scratch]
+        guard = [
+            sys.executable,
+            "-m",
+            "headway.engine.start.guard",
+            str(alive),
+            grace_s,
+            self._scratch,
+        ]
         with _bound_to(command.cores):
             return subprocess.Popen(
                 [*guard, *command.argv],

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.errors import FleetError
 from headway.fleet.place import ports
 from headway.fleet.place.local import EngineProcess, anew

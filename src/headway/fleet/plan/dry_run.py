@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.plan import router_file
 from headway.fleet.plan.engine_command import core_list
 from headway.fleet.plan.spec import Address, FleetSpec

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from headway.engine.command import EngineCommand, EngineWish, build
+from headway.engine.start.command import EngineCommand, EngineWish, build
 from headway.fleet.plan import vllm_flags
 from headway.fleet.plan.devices import split
 from headway.fleet.plan.spec import Address, EngineSpec, Machine

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from headway.engine import launch
-from headway.engine.command import usable_cores
+from headway.engine.start import launch
+from headway.engine.start.command import usable_cores
 from headway.fleet.plan.spec import Machine
 
 _GIB: Final = 2**30

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.core.status import EngineStatus
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.operate.failure import Cause
 from headway.fleet.operate.state_dir import Home
 from headway.fleet.place.local import FORCE_GRACE_S

@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import quote
 
 from headway.core.status import RouterState, read
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.net.http_async import exchange
 
 _TELL_TIMEOUT_S: Final = 2.0

@@ -9,7 +9,7 @@ from typing import Final
 
 from headway.config import Config
 from headway.core.status import RouterStatus
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.errors import FleetError
 from headway.fleet.operate.failure import Cause
 from headway.fleet.operate.state_dir import Home

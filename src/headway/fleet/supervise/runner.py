@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.errors import HeadwayError
-from headway.engine.command import EngineCommand
+from headway.engine.start.command import EngineCommand
 from headway.fleet.operate.failure import Cause
 from headway.fleet.place.local import EngineProcess, trim
 from headway.fleet.supervise.lifecycle import Life

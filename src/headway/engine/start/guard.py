@@ -1,4 +1,4 @@
-"""`python -m headway.engine.guard ALIVE_FD GRACE_S SCRATCH COMMAND…`: the parent of one engine.
+"""The parent of one engine: `python -m … ALIVE_FD GRACE_S SCRATCH COMMAND…` (`GUARD`).
 
 The guard sits between the launcher and vLLM and sees to it that nothing is left, whichever of
 them is killed, by whatever:
@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from headway.engine import processes
+from headway import processes
 
 _REST_GRACE_S: Final = 8.0
 _SOCKETS: Final = "VLLM_RPC_BASE_PATH"

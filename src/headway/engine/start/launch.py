@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
+from headway import processes
 from headway.core.errors import HeadwayError
-from headway.engine import processes
-from headway.engine.command import EngineCommand, compiles
+from headway.engine.start.command import EngineCommand, compiles
 
 _POLL_S: Final = 0.25
 _HEALTH_EVERY_S: Final = 5.0
@@ -97,7 +97,14 @@ class _Watch:
         env = {**command.env, "PROMETHEUS_MULTIPROC_DIR": scratch}
         alive_read, self._alive = os.pipe()
         grace_s = str(command.drain_s + _FORCE_GRACE_S)
-        guard = [sys.executable, "-m", "headway.engine.guard", str(alive_read), grace_s, scratch]
+        guard = [
+            sys.executable,
+            "-m",
+            "headway.engine.start.guard",
+            str(alive_read),
+            grace_s,
+            scratch,
+        ]
         # A session of its own: Ctrl-C reaches the launcher alone, which stops the rest in order.
         self._guard = subprocess.Popen(
             [*guard, *command.argv], env=env, pass_fds=[alive_read], start_new_session=True
