@@ -5,6 +5,9 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from tests.testing.engine import Stub
+from tests.testing.link import Closed, Link
+
 from headway.bench.load.exchange import Target
 
 HEAD = (
@@ -29,53 +32,51 @@ def answer(tokens: int) -> bytes:
     return HEAD + b"".join([*chunks, chunk(event(tokens)), chunk(b"data: [DONE]\n\n"), chunk(b"")])
 
 
-Handler = Callable[["StubEngine", dict, asyncio.StreamWriter], Awaitable[None]]
+Handler = Callable[["StubEngine", dict, Link], Awaitable[None]]
 
 
-class StubEngine:
-    """Serves completions with `first_s` to the first token and `gap_s` between tokens."""
+class StubEngine(Stub):
+    """Serves completions with `first_s` to the first token and `gap_s` between tokens.
+
+    handler: answers instead; whatever it has written, the connection ends with it.
+    """
 
     def __init__(self, first_s: float = 0.02, gap_s: float = 0.01, handler: Handler | None = None):
+        super().__init__()
         self.first_s = first_s
         self.gap_s = gap_s
         self.bodies: list[dict] = []
         self.disconnects = 0
         self._handler = handler or StubEngine.stream
 
-    async def stream(self, body: dict, writer: asyncio.StreamWriter) -> None:
-        writer.write(HEAD)
+    async def stream(self, body: dict, link: Link) -> None:
+        link.write(HEAD)
         await asyncio.sleep(self.first_s)
         for n in range(body["max_tokens"]):
             if n:
                 await asyncio.sleep(self.gap_s)
-            writer.write(chunk(event(n + 1)))
-            await writer.drain()
-        writer.write(chunk(event(body["max_tokens"])) + chunk(b"data: [DONE]\n\n") + chunk(b""))
+            link.write(chunk(event(n + 1)))
+            await link.drain()
+        link.write(chunk(event(body["max_tokens"])) + chunk(b"data: [DONE]\n\n") + chunk(b""))
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        (length,) = (
-            int(line.partition(b":")[2])
-            for line in head.split(b"\r\n")
-            if line.lower().startswith(b"content-length")
-        )
-        body = json.loads(await reader.readexactly(length))
-        self.bodies.append(body)
-        work = asyncio.create_task(self._handler(self, body, writer))
-        gone = asyncio.create_task(reader.read())
+    async def _one(self, link: Link, method: str, path: str, headers: dict, body: bytes) -> None:
+        asked = json.loads(body)
+        self.bodies.append(asked)
+        work = asyncio.create_task(self._handler(self, asked, link))
+        gone = asyncio.create_task(link.hold())
         done, _ = await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if work not in done:
             self.disconnects += 1
         for task in (work, gone):
             task.cancel()
         await asyncio.gather(work, gone, return_exceptions=True)
-        writer.close()
+        raise Closed
 
     @asynccontextmanager
     async def serving(self):
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        await self.start()
         try:
-            yield Target("127.0.0.1", server.sockets[0].getsockname()[1])
+            yield Target("127.0.0.1", self.port)
         finally:
-            server.close()
+            self.close()
             await asyncio.sleep(0.05)

@@ -21,7 +21,7 @@ from headway.fleet.supervise import supervisor
 from headway.fleet.supervise.engines import Making
 
 HERE = Path(sys.argv[1])
-FAKE = Path(__file__).with_name("fake_engine.py")
+FAKE = Path(__file__).parents[1] / "testing" / "engine_process.py"
 
 
 def described():

@@ -1,5 +1,9 @@
-"""`headway up FILE` with engines that only talk: `run_up.py FILE SCRIPT`."""
+"""`headway up FILE` with engines that only talk: `run_up.py FILE SCRIPT`.
 
+SCRIPT: `good`: they say what vLLM says while it starts. `fails`: the error of a start that does.
+"""
+
+import json
 import os
 import sys
 from pathlib import Path
@@ -8,12 +12,34 @@ from headway.core.errors import HeadwayError
 from headway.engine.start.command import EngineCommand
 from headway.fleet import up
 
-ENGINE = Path(__file__).with_name("talking_engine.py")
+ENGINE = Path(__file__).parents[1] / "testing" / "engine_process.py"
+SAID = """\
+(EngineCore pid=1) INFO 11-29 22:54:48 [core.py:133] Initializing a V1 LLM engine (v0.32.0) \
+with config: model='m', device_config=cpu, compilation_config={'mode': <CompilationMode.NONE: 0>, \
+'cudagraph_mode': <CUDAGraphMode.NONE: 0>, 'max_cudagraph_capture_size': None}
+(Worker pid=2) INFO 11-29 22:55:00 [cpu_model_runner.py:68] Starting to load model m...
+Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00,  3.13it/s]
+INFO:     Application startup complete.
+"""
+FAILED = """\
+(Worker pid=2) ERROR 11-29 22:55:00 [multiproc_executor.py:900] Traceback (most recent call last):
+(Worker pid=2) ERROR 11-29 22:55:00 [multiproc_executor.py:900]   File "x.py", line 1, in f
+(Worker pid=2) ERROR 11-29 22:55:00 [multiproc_executor.py:900] ValueError: No available memory \
+for the cache blocks. Try increasing
+"""
 
 
 def command(engine, address, machine, model, environ):
+    home = Path(sys.argv[1]).parent / "engines"
+    home.mkdir(exist_ok=True)
+    said, over, rest = SAID.partition("INFO:   ")
+    # What it says is looked at once a second.
+    wanted = {"says": [said.rstrip(), over + rest.rstrip()], "start_s": 1.5}
+    if sys.argv[2] == "fails":
+        wanted = {"exit": 1, "say": FAILED.rstrip()}
+    (home / f"{engine.name}.json").write_text(json.dumps(wanted))
     return EngineCommand(
-        argv=(sys.executable, str(ENGINE), str(address.port), sys.argv[2]),
+        argv=(sys.executable, str(ENGINE), str(home), engine.name, str(address.port)),
         env=environ,
         url=address.url,
         served_name="m",

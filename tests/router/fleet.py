@@ -6,6 +6,9 @@ import json
 
 import httptools
 import uvloop
+from tests.testing.answers import MODEL
+from tests.testing.engine import Stub
+from tests.testing.oracle import Oracle
 
 from headway import config
 from headway.router.serve.app import App
@@ -13,7 +16,6 @@ from headway.router.state.service import Service
 from headway.router.wire.server import serve
 
 from .raw_client import Answer, Wire
-from .stub_engine import MODEL, Oracle, Stub
 
 USUAL = {"health": {"interval_s": 600.0, "timeout_s": 5.0}, "seed": 1}
 """Health is checked once, and then when a test says so."""

@@ -1,116 +1,30 @@
-"""A scriptable engine, and an oracle that knows what became of every handoff.
+"""A scriptable engine on a socket of its own.
 
-The stub speaks HTTP by hand, so that it can fail at any byte. Like vLLM it makes handoffs in
-prefill legs, pulls them in decode legs, and frees one that a completion for an unknown model
-carries. Told nothing, it answers well and at once.
+Like vLLM it makes handoffs in prefill legs, pulls them in decode legs, and frees one that a
+completion for an unknown model carries. Told nothing, it answers well and at once.
 """
 
 import asyncio
-import contextlib
 import itertools
 import json
-import socket
-import struct
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
-MODEL = "m"
-TOKENS = 5
-"""Of every answer."""
-REFUSALS = {"400": 400, "429": 429, "503": 503, "500": 500}
-SILENT = ("hang before head", "die before head")
-HEADED = ("hang after head", "die after head")
-BROKEN = ("die after first byte", "die mid-event", "hang mid-stream")
-PARAMS = ("no params", "null params", "mistyped params", "params without blocks", "wrong flag")
-FIRST_EVENT = "500 in the first event"
-COMMENTED = "500 behind a comment"
-FLOODS = "floods"
-"""More than any client takes."""
-EMPTY = ("empty", "empty at close", "comments alone")
-CUT = ("cut in chunks", "cut at close", "all but the end")
-"""What is complete in form: its last chunk comes, or its connection ends in order."""
-SAYS_SO = "error mid-stream"
-STREAMED_ERROR = {
-    "/v1/chat/completions": b'data: {"error":{"message":"the stub failed"}}\n\ndata: [DONE]\n\n',
-    "/v1/completions": b'data: {"error":{"message":"the stub failed"}}\n\ndata: [DONE]\n\n',
-    "/v1/responses": b'event: response.failed\ndata: {"type":"response.failed",'
-    b'"response":{"status":"the stub failed"}}\n\n',
-    "/v1/messages": b'event: error\ndata: {"type":"error","error":{"message":"the stub failed"}}'
-    b"\n\ndata: [DONE]\n\n",
-}
-"""How vLLM's streams end that fail by themselves."""
-FIRST_EVENTS = (FIRST_EVENT, COMMENTED)
-FAULTS = (
-    *("refuse", *REFUSALS, *FIRST_EVENTS, *SILENT, *HEADED, *BROKEN, *EMPTY, *CUT),
-    "half json",
+from .answers import MODEL, TOKENS, events_of
+from .link import Closed, Die, Left, Link
+from .oracle import Oracle
+from .scenarios import (
+    BROKEN,
+    COMMENTED,
+    CUT,
+    EMPTY,
+    FIRST_EVENTS,
+    FLOODS,
+    HEADED,
+    REFUSALS,
+    SAYS_SO,
+    STREAMED_ERROR,
 )
-
-
-class Oracle:
-    """What became of every handoff; `problems` is what no router may do."""
-
-    def __init__(self, lease_s=30.0):
-        self.lease_s = lease_s
-        self.made_s = {}
-        self.made_by = {}
-        self.state = {}
-        self.problems = []
-        self._ids = itertools.count()
-
-    def make(self, port):
-        name = f"handoff-{next(self._ids)}"
-        self.made_s[name] = time.monotonic()
-        self.made_by[name] = port
-        self.state[name] = "held"
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": f"engine-{port}",
-            "remote_request_id": name,
-            "remote_host": "127.0.0.1",
-            "remote_port": port,
-            "tp_size": 1,
-            "remote_block_ids": [[1, 2, 3]],
-        }
-
-    def sent(self, params):
-        """A decode leg with these came; it may be asked for once."""
-        name = params.get("remote_request_id")
-        if self.state.get(name) is None:
-            self.problems.append(f"{name} was never made")
-        elif self.state[name] == "gone":
-            return name  # the decode engine finds nobody to pull from
-        elif self.state[name] != "held":
-            self.problems.append(f"{name} came again, {self.state[name]} already")
-        elif time.monotonic() > self.made_s[name] + self.lease_s:
-            self.problems.append(f"{name} came after its lease")
-        else:
-            self.state[name] = "sent"
-        return name
-
-    def end(self, name, state):
-        if self.state[name] != "gone":
-            self.state[name] = state
-
-    def died(self, port):
-        """An engine's KV is gone with it."""
-        for name, maker in self.made_by.items():
-            if maker == port and name in self.state:
-                self.state[name] = "gone"
-
-    def free(self, params):
-        """A release came. vLLM shrugs at one for KV that is gone."""
-        name = params.get("remote_request_id")
-        if name not in self.state:
-            self.problems.append(f"{name} was released and never made")
-            return
-        self.end(name, "released")
-
-    @property
-    def left(self):
-        """Handoffs that nobody pulled or released: they wait for their lease to end."""
-        return sorted(n for n, s in self.state.items() if s in {"held", "sent", "lost"})
 
 
 @dataclass
@@ -125,93 +39,6 @@ class Seen:
     fault: str
     end: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class _Left(Exception):  # noqa: N818 - it isn't an error
-    pass
-
-
-class _Die(Exception):  # noqa: N818 - as above
-    pass
-
-
-class _Closed(Exception):  # noqa: N818 - as above
-    pass
-
-
-class _Link:
-    """One connection from the router."""
-
-    def __init__(self, reader, writer):
-        self._reader = reader
-        self._writer = writer
-        self._next = None
-        self._at_close = False
-
-    async def request(self):
-        first = await self._listening()
-        self._next = None
-        if not first:
-            raise _Left
-        head = first + await self._reader.readuntil(b"\r\n\r\n")
-        line, *fields = head.decode("latin-1").split("\r\n")
-        headers = dict(f.lower().split(": ", 1) for f in fields if ": " in f)
-        body = await self._reader.readexactly(int(headers.get("content-length", 0)))
-        method, target, _ = line.split(" ")
-        return method, target.partition("?")[0], headers, body
-
-    def _listening(self):
-        if self._next is None:
-            self._next = asyncio.ensure_future(self._reader.read(1))
-        return self._next
-
-    async def hold(self, seconds=None):
-        """Wait; raises when the router leaves meanwhile."""
-        done, _ = await asyncio.wait([self._listening()], timeout=seconds)
-        if done:
-            raise _Left
-
-    def write(self, data):
-        self._writer.write(data)
-
-    def head(self, status, kind, *fields, length=None, at_close=False):
-        """at_close: the body ends with the connection."""
-        framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
-        self._at_close = at_close
-        if at_close:
-            framing = "connection: close"
-        lines = [f"HTTP/1.1 {status} X", f"content-type: {kind}", framing, *fields]
-        self.write("\r\n".join([*lines, "", ""]).encode())
-
-    def chunk(self, data):
-        self.write(data if self._at_close else b"%x\r\n%b\r\n" % (len(data), data))
-
-    def end(self):
-        """The body is complete in form."""
-        if self._at_close:
-            raise _Closed
-        self.write(b"0\r\n\r\n")
-
-    def answer(self, status, body, *fields, kind="application/json"):
-        self.head(status, kind, *fields, length=len(body))
-        self.write(body)
-
-    async def drain(self):
-        await self._writer.drain()
-        await asyncio.sleep(0)
-
-    def reset(self):
-        sock = self._writer.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._writer.transport.abort()
-
-    async def close(self):
-        if self._next is not None:
-            self._next.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ConnectionError):
-                await self._next
-        self._writer.close()
 
 
 class Stub:
@@ -248,9 +75,17 @@ class Stub:
     def url(self):
         return f"http://127.0.0.1:{self.port}"
 
-    async def start(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+    async def start(self, listening=None):
+        """listening: a socket that is bound already."""
+        if listening is None:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        else:
+            self._server = await asyncio.start_server(self._serve, sock=listening, backlog=128)
         self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self):
+        """Listen no more; what is open stays."""
+        self._server.close()
 
     async def stop(self):
         """Dead: nothing listens, what was open is reset."""
@@ -267,16 +102,16 @@ class Stub:
     async def _serve(self, reader, writer):
         task = asyncio.current_task()
         self._tasks.add(task)
-        link = _Link(reader, writer)
+        link = Link(reader, writer)
         self._links.add(link)
         try:
             while True:
                 await self._one(link, *await link.request())
-        except _Die:
+        except Die:
             link.reset()
         except (
-            _Left,
-            _Closed,
+            Left,
+            Closed,
             ConnectionError,
             asyncio.IncompleteReadError,
             asyncio.CancelledError,
@@ -336,7 +171,7 @@ class Stub:
         try:
             await self._answer(link, seen, name)
             seen.end = "fault" if fault else "done"
-        except (_Die, _Closed):
+        except (Die, Closed):
             seen.end = "fault"
             raise
         except BaseException:
@@ -364,7 +199,7 @@ class Stub:
         if fault == "die before head":
             if name is not None:
                 self.oracle.end(name, "lost")
-            raise _Die
+            raise Die
         if self.prefill_s and seen.leg != "decode":
             await link.hold(self.prefill_s)
         if seen.leg == "prefill":
@@ -407,7 +242,7 @@ class Stub:
             del answer["kv_transfer_params"]
         try:
             await self._send(link, json.dumps(answer).encode(), fault)
-        except _Left:
+        except Left:
             self.oracle.end(name, "released")  # an abort frees it
             raise
 
@@ -457,7 +292,7 @@ class Stub:
         if name is not None and fault in HEADED:
             self.oracle.end(name, "lost")
         await asyncio.sleep(0.02)  # what is written must leave before the reset
-        raise _Die
+        raise Die
 
     def _pulled(self, name):
         if name is not None:
@@ -503,33 +338,3 @@ class Stub:
         if index == 2 and fault == "half json":
             event = event[: len(event) // 2] + b"\n\n"
         link.chunk(event)
-
-
-def events_of(path, prompt_tokens=7, *, secret=False):
-    """A stream's events, as bytes."""
-    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": TOKENS}
-    if path == "/v1/messages":
-        yield _event("message_start", message={"usage": {"input_tokens": prompt_tokens}})
-        for i in range(TOKENS):
-            yield _event("content_block_delta", index=0, delta={"text": f"t{i}"})
-        yield _event("message_stop")
-    elif path == "/v1/responses":
-        yield _event("response.created", response={})
-        yield _event("response.in_progress", response={})
-        for i in range(TOKENS):
-            yield _event("response.output_text.delta", delta=f"t{i}")
-        done = {"usage": {"input_tokens": prompt_tokens, "output_tokens": TOKENS}}
-        if secret:
-            done["kv_transfer_params"] = {"secret": "host"}
-        yield _event("response.completed", response=done)
-    else:
-        for i in range(TOKENS):
-            choice = {"index": 0, "delta": {"content": f"t{i}"}, "finish_reason": None}
-            yield b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
-        yield b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode()
-        yield b"data: [DONE]\n\n"
-
-
-def _event(kind, **fields):
-    data = json.dumps({"type": kind, **fields}).encode()
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -1,9 +1,10 @@
-"""A process that looks like a vLLM server to a fleet: `fake_engine.py HOME NAME PORT`.
+"""A process that looks like a vLLM server to a fleet: `engine_process.py HOME NAME PORT`.
 
 Like vLLM it binds at once, answers once it has "loaded", and has an engine core in a session of
 its own. HOME/NAME.json is how it behaves, read again at every look:
 
-start_s: loading takes so long. exit: a status it ends with instead, having said `say`.
+start_s: loading takes so long. says: what it says when it begins to load, and when it is up.
+exit: a status it ends with instead, having said `say`.
 mute: /health isn't answered. still: nothing moves. stuck: that, and requests aren't answered.
 stubborn: SIGTERM is ignored. answer_s: of a completion; of one that is streamed, after its first
 piece.
@@ -14,27 +15,31 @@ too.
 Every process adds a line with its pid to HOME/pids.
 """
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.testing.engine import Stub
 
 HOME, NAME, PORT = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 HOST = os.environ.get("FAKE_HOST", "127.0.0.1")
-MODEL = "m"
+AGAIN_S = 0.02
 
 
-def wants():
+def wants(what, usual=None):
     try:
-        return json.loads((HOME / f"{NAME}.json").read_text())
+        return json.loads((HOME / f"{NAME}.json").read_text()).get(what, usual)
     except FileNotFoundError:
-        return {}
+        return usual
 
 
 def sign(role):
@@ -42,131 +47,111 @@ def sign(role):
         out.write(f"{os.getpid()} {NAME} {role}\n")
 
 
-class State:
-    running = 0
-    tokens = 0
-    lock = threading.Lock()
-    stopping = False
-    core = None
+def say(text):
+    print(text, flush=True)  # noqa: T201  its log
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class ProcessEngine(Stub):
+    """The stub engine, as the file says at the moment."""
 
-    def log_message(self, *_):
-        pass
+    def __init__(self, core):
+        super().__init__()
+        self.core = core
+        self.tokens = 0
 
-    def do_GET(self):
-        asked = wants()
-        if self.path == "/health":
-            while wants().get("mute"):
-                time.sleep(0.05)
-            self.answer(503 if State.core.poll() is not None else 200, b"")
-        elif self.path == "/metrics":
-            still = asked.get("stuck") or asked.get("still")
-            moves = State.tokens if still else State.tokens + time.monotonic_ns()
-            running = max(State.running, bool(asked.get("stuck")))
-            text = (
-                f'vllm:num_requests_running{{engine="0"}} {float(running)}\n'
-                f'vllm:generation_tokens_total{{engine="0"}} {float(moves)}\n'
-            )
-            self.answer(200, text.encode(), "text/plain")
-        elif self.path == "/v1/models":
-            self.answer(200, json.dumps({"data": [{"id": MODEL, "max_model_len": 99}]}).encode())
+    async def _one(self, link, method, path, headers, body):
+        if path == "/health":
+            while wants("mute"):
+                await link.hold(AGAIN_S)
+            link.answer(503 if self.core.poll() is not None else 200, b"")
         else:
-            self.answer(404, b"{}")
+            self.max_model_len = 99
+            await super()._one(link, method, path, headers, body)
 
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
-        with State.lock:
-            State.running += 1
+    def _metrics(self):
+        still = wants("stuck") or wants("still")
+        moves = self.tokens if still else self.tokens + time.monotonic_ns()
+        return (
+            b'vllm:num_requests_running{engine="0"} %f\nvllm:num_requests_waiting{engine="0"} 0\n'
+            b'vllm:generation_tokens_total{engine="0"} %f\n'
+            % (max(self.active, bool(wants("stuck"))), moves)
+        )
+
+    async def _generate(self, link, path, headers, body):
+        self.active += 1
         try:
-            while wants().get("stuck"):
-                time.sleep(0.05)
-            if asked.get("stream"):
-                self.stream()
+            while wants("stuck"):
+                await link.hold(AGAIN_S)
+            if json.loads(body).get("stream"):
+                await self._two_pieces(link)
                 return
-            time.sleep(wants().get("answer_s", 0.0))
-            State.tokens += 1
+            await link.hold(wants("answer_s", 0.0))
+            self.tokens += 1
             choice = {"index": 0, "text": NAME, "finish_reason": "stop"}
             usage = {"prompt_tokens": 1, "completion_tokens": 1}
-            self.answer(200, json.dumps({"choices": [choice], "usage": usage}).encode())
+            answer = {"id": "1", "object": "x", "model": "m", "choices": [choice], "usage": usage}
+            link.answer(200, json.dumps(answer).encode())
         finally:
-            with State.lock:
-                State.running -= 1
+            self.active -= 1
 
-    def stream(self):
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.send_header("transfer-encoding", "chunked")
-        self.end_headers()
+    async def _two_pieces(self, link):
+        link.head(200, "text/event-stream")
         piece = {"choices": [{"index": 0, "text": NAME, "finish_reason": None}]}
-        self.chunk(f"data: {json.dumps(piece)}\n\n".encode())
-        time.sleep(wants().get("answer_s", 0.0))
-        self.chunk(b"data: [DONE]\n\n")
-        self.chunk(b"")
-
-    def chunk(self, body):
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(body), body))
-        self.wfile.flush()
-
-    def answer(self, status, body, kind="application/json"):
-        self.send_response(status)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        link.chunk(f"data: {json.dumps(piece)}\n\n".encode())
+        await link.hold(wants("answer_s", 0.0))
+        link.chunk(b"data: [DONE]\n\n")
+        link.end()
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
+def bound():
+    """A socket that has its port before anything is loaded."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listening.bind((HOST, PORT))
+    return listening
 
-    def server_bind(self):
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self.socket.bind((HOST, PORT))
 
-
-def on_term(*_):
-    if not wants().get("stubborn"):
-        State.stopping = True
+async def run(listening, core):
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: wants("stubborn") or stopping.set())
+    before, after = wants("says", ["", ""])
+    if before:
+        say(before)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stopping.wait(), wants("start_s", 0.0))
+    if wants("exit") is not None:
+        say(wants("say", "it was told to"))
+        os._exit(wants("exit"))
+    engine = ProcessEngine(core)
+    await engine.start(listening)
+    if after:
+        say(after)
+    await stopping.wait()
+    engine.close()
+    while engine.active:  # noqa: ASYNC110  what is awaited has no event
+        await asyncio.sleep(AGAIN_S)
+    core.terminate()
+    core.wait()
+    os._exit(0)
 
 
 def main():
     if sys.argv[4:] == ["core"]:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sign("core")
         time.sleep(600)
-    signal.signal(signal.SIGTERM, on_term)
     sign("server")
     if "FAKE_HOST" in os.environ:
-        print(f"it listens on {HOST}:{PORT}", flush=True)  # noqa: T201  its log
+        say(f"it listens on {HOST}:{PORT}")
     if "FAKE_SPREAD" in os.environ:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-        print("spread, sees", "no" if hidden else "all", "GPUs", flush=True)  # noqa: T201  its log
-    asked = wants()
-    server = Server((HOST, PORT), Handler, bind_and_activate=False)
-    server.server_bind()
-    State.core = subprocess.Popen(
+        say(f"spread, sees {'no' if hidden else 'all'} GPUs")
+    listening = bound()
+    core = subprocess.Popen(
         [sys.executable, *sys.argv, "core"], start_new_session=True, stdin=subprocess.DEVNULL
     )
-    until = time.monotonic() + asked.get("start_s", 0.0)
-    while time.monotonic() < until and not State.stopping:
-        time.sleep(0.02)
-    if "exit" in asked:
-        print(asked.get("say", "it was told to"), flush=True)  # noqa: T201  its log
-        os._exit(asked["exit"])
-    server.server_activate()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    while not State.stopping:
-        time.sleep(0.02)
-    server.socket.close()
-    while State.running:
-        time.sleep(0.02)
-    State.core.terminate()
-    State.core.wait()
-    os._exit(0)
+    asyncio.run(run(listening, core))
 
 
 main()

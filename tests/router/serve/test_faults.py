@@ -6,7 +6,8 @@ import time
 
 import pytest
 from tests.router.fleet import PATHS, QUICK, Fleet, body_of, run
-from tests.router.stub_engine import (
+from tests.testing.answers import TOKENS, events_of
+from tests.testing.scenarios import (
     BROKEN,
     CUT,
     EMPTY,
@@ -18,8 +19,6 @@ from tests.router.stub_engine import (
     SAYS_SO,
     SILENT,
     STREAMED_ERROR,
-    TOKENS,
-    events_of,
 )
 
 BOUND_S = 8.0

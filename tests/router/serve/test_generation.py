@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.router.fleet import PATHS, QUICK, Fleet, any_work, body_of, run, wire_bytes
 from tests.router.raw_client import Wire
-from tests.router.stub_engine import BROKEN, CUT, FAULTS, PARAMS
+from tests.testing.scenarios import BROKEN, CUT, FAULTS, PARAMS
 
 from headway import config
 from headway.core.errors import SettingError

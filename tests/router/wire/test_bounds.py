@@ -11,7 +11,8 @@ from tests.router.certificates import contexts
 from tests.router.fleet import PATHS, Fleet, body_of, run, wire_bytes
 from tests.router.raw_client import Wire, no_more_files, until
 from tests.router.route_process import route, served
-from tests.router.stub_engine import FLOODS, Stub
+from tests.testing.engine import Stub
+from tests.testing.scenarios import FLOODS
 
 from headway.router.wire.client_connection import ClientLimits
 

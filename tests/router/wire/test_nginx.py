@@ -11,7 +11,7 @@ import pytest
 from tests.router.certificates import contexts
 from tests.router.fleet import PATHS, Fleet, body_of, run, wire_bytes
 from tests.router.nginx import nginx
-from tests.router.stub_engine import events_of
+from tests.testing.answers import events_of
 
 SETTINGS = {
     "defaults": "",
