@@ -8,8 +8,7 @@ import re
 import sys
 
 import httpx
-
-from .rules_engine import WAIT_S
+from tests.router.rules import WAIT_S
 
 READY = re.compile(r"ready on (https?://\S+:\d+) ")
 

@@ -8,11 +8,12 @@ import socket
 
 import httpx
 import pytest
+from tests.router.rules import WAIT_S, engines, on_loop, until
+from tests.testing.vllm_answers import EVENTS, body_for, event
 
 from headway import config as settings
 
 from .route_process import route, served
-from .rules_engine import EVENTS, WAIT_S, body_for, engines, event, on_loop, until
 
 CHAT = "/v1/chat/completions"
 KEY = "sk-0123456789abcdefghijklmnop"

@@ -105,8 +105,7 @@ class Stub:
         link = Link(reader, writer)
         self._links.add(link)
         try:
-            while True:
-                await self._one(link, *await link.request())
+            await self._requests(link)
         except Die:
             link.reset()
         except (
@@ -121,6 +120,10 @@ class Stub:
             self._links.discard(link)
             self._tasks.discard(task)
             await link.close()
+
+    async def _requests(self, link):
+        while True:
+            await self._one(link, *await link.request())
 
     async def _one(self, link, method, path, headers, body):
         if self.mute and method == "GET":

@@ -39,6 +39,31 @@ class Link:
         method, target, _ = line.split(" ")
         return method, target.partition("?")[0], headers, body
 
+    async def raw_request(self):
+        """As it came: method, target, fields in order (names in lower case), body; all bytes."""
+        first = await self._listening()
+        self._next = None
+        if not first:
+            raise Left
+        head = first + await self._reader.readuntil(b"\r\n\r\n")
+        line, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+        fields = [
+            (name.lower(), value.strip())
+            for name, _, value in (line.partition(b":") for line in lines)
+        ]
+        method, target, _ = line.split(b" ")
+        return method, target, fields, await self._raw_body(dict(fields))
+
+    async def _raw_body(self, fields):
+        if fields.get(b"transfer-encoding") != b"chunked":
+            return await self._reader.readexactly(int(fields.get(b"content-length", 0)))
+        body = b""
+        while size := int(await self._reader.readline(), 16):
+            body += await self._reader.readexactly(size)
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        return body
+
     def _listening(self):
         if self._next is None:
             self._next = asyncio.ensure_future(self._reader.read(1))

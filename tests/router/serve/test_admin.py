@@ -5,7 +5,8 @@ import contextlib
 
 import httpx
 import pytest
-from tests.router.rules_engine import body_for, engines, flags, on_loop, routing, until
+from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.testing.vllm_answers import body_for
 
 from headway.core.reliability.checks import Checks, HealthState
 from headway.router.serve.admin import Admin

@@ -9,7 +9,8 @@ import pytest
 from tests.router.certificates import certificate
 from tests.router.raw_client import Wire
 from tests.router.route_process import route, served
-from tests.router.rules_engine import CHOICES, body_for, engines, flags, on_loop, routing, until
+from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.testing.vllm_answers import CHOICES, body_for
 
 from headway import config as settings
 

@@ -7,17 +7,8 @@ import subprocess
 import openai
 import pytest
 from tests.router.raw_client import Wire, soon
-from tests.router.rules_engine import (
-    answer,
-    body_for,
-    engines,
-    error,
-    event,
-    flags,
-    on_loop,
-    routing,
-    until,
-)
+from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.testing.vllm_answers import answer, body_for, error, event
 
 JSON_PATHS = ["/v1/embeddings", "/v1/rerank", "/rerank", "/tokenize", "/detokenize", "/v1/score"]
 GENERATING = ["/inference/v1/generate", "/invocations", "/v1/chat/completions/batch"]
@@ -311,7 +302,7 @@ async def test_what_an_engine_does_not_offer_is_no_failure():
 async def test_a_dead_engine_is_passed_by(streamed):
     """Rule 21: nothing was sent, so another engine may have it."""
     async with engines(2) as both, routing(flags(both, health={"interval_s": 60})) as router:
-        await both[0].server.close(0.0)
+        await both[0].stop()
         fields = {"content-type": "multipart/form-data; boundary=x" if streamed else "a/json"}
         async with router.client() as client:
             for _ in range(4):

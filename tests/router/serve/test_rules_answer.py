@@ -5,17 +5,8 @@ import json
 
 import pytest
 from tests.router.raw_client import Wire, soon
-from tests.router.rules_engine import (
-    CHOICES,
-    EVENTS,
-    JSON,
-    body_for,
-    engines,
-    event,
-    flags,
-    on_loop,
-    routing,
-)
+from tests.router.rules import engines, flags, on_loop, routing
+from tests.testing.vllm_answers import CHOICES, EVENTS, JSON, body_for, event
 
 CHAT = "/v1/chat/completions"
 

@@ -4,21 +4,17 @@ import asyncio
 import json
 
 import pytest
-from tests.router.rules_engine import (
+from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.testing.vllm_answers import (
     BODIES,
     CHOICES,
     EVENTS,
     answer,
     body_for,
     chat,
-    engines,
     error,
     event,
-    flags,
     handoff,
-    on_loop,
-    routing,
-    until,
     usage,
 )
 

@@ -7,18 +7,9 @@ import time
 
 import pytest
 from tests.router.raw_client import Wire
-from tests.router.rules_engine import (
-    EVENTS,
-    StubEngine,
-    body_for,
-    engines,
-    error,
-    event,
-    flags,
-    on_loop,
-    routing,
-    until,
-)
+from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.testing.recorder import RecordingEngine
+from tests.testing.vllm_answers import EVENTS, body_for, error, event
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PATHS = [CHAT, "/v1/embeddings"]
@@ -28,18 +19,14 @@ async def waits(request, seen):
     await asyncio.Event().wait()
 
 
-class Dead(StubEngine):
+class Dead(RecordingEngine):
     """An address where nobody listens."""
 
     def __init__(self):
         super().__init__()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.free = probe.getsockname()[1]
-
-    @property
-    def port(self):
-        return self.free
+            self.port = probe.getsockname()[1]
 
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half_close"])
@@ -104,7 +91,7 @@ async def test_limits_in_time_are_separate():
         assert '"error"' in got.text
         assert "[DONE]" not in got.text
         assert time.monotonic() - began < 5
-        assert engine.left == 2
+        await until(lambda: engine.left == 2)
 
 
 @on_loop

@@ -6,18 +6,8 @@ import json
 import anthropic
 import openai
 import pytest
-from tests.router.rules_engine import (
-    BODIES,
-    CHOICES,
-    WORDS,
-    answer,
-    body_for,
-    engines,
-    error,
-    flags,
-    on_loop,
-    routing,
-)
+from tests.router.rules import engines, flags, on_loop, routing
+from tests.testing.vllm_answers import BODIES, CHOICES, WORDS, answer, body_for, error
 
 PATHS = list(CHOICES)
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
