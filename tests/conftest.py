@@ -1,7 +1,9 @@
 """Settings that all tests share."""
 
 import os
+import sys
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests name models of a hub that isn't asked: whether it may be is none of their business.
@@ -16,3 +18,23 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, max_examples=1_000, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+_started: list[str] = []
+"""Processes that the test of now has started, by what started them."""
+
+
+def _note(event: str, arguments: tuple) -> None:
+    if event in {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}:
+        _started.append(f"{event}: {arguments[0] if arguments else ''}")
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture(autouse=True)
+def _processes_are_marked(request):
+    """A test that starts processes says so: it is slow, and may leave one behind."""
+    _started.clear()
+    yield
+    marked = any(request.node.get_closest_marker(name) for name in ("process", "e2e"))
+    assert marked or not _started, f"mark it `process`; it started {_started[0]}"

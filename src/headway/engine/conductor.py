@@ -72,12 +72,7 @@ class Conductor:
         self.kv = KVView(scheduler)
         self._judge = PromptJudge(scheduler, self.kv)
         self._grammars = ReadyGrammars()
-        self.queue = PlannedQueue(
-            partial(contain, self._waits),
-            partial(contain, self._left),
-            partial(contain, self._still_fits_caps, default=True),
-            partial(contain, self._judge.lookups.skipped),
-        )
+        self.queue = self._planned_queue(contain)
         self._scheduled_s = time.monotonic()
         self._withheld: list[tuple[Request, int]] = []
         self._prefills: list[Request] = []
@@ -95,6 +90,14 @@ class Conductor:
         self._running_before = 0
         self._next_warm_s = 0.0
         self._take_over()
+
+    def _planned_queue(self, contain: Contain) -> PlannedQueue:
+        return PlannedQueue(
+            partial(contain, self._waits),
+            partial(contain, self._left),
+            partial(contain, self._still_fits_caps, default=True),
+            partial(contain, self._judge.lookups.skipped),
+        )
 
     def _take_over(self) -> None:
         vllm, now_s = self._vllm, time.monotonic()
@@ -209,7 +212,7 @@ class Conductor:
             tokens = min(tokens, room.input_tokens(vllm, taken, self._draft_slots, seats))
         free_blocks = self.kv.free_blocks
         if decodes:
-            tokens = self._room_tokens(tokens, prefills, decodes, free_blocks)
+            tokens = self._beside_decodes(tokens, len(prefills), len(decodes), free_blocks)
         if seats > 0:
             free_blocks -= self.kv.watermark_blocks + self.kv.reserved_blocks()
         deadlines: list[float] = []
@@ -231,18 +234,13 @@ class Conductor:
             adapter_slots=free_slots,
         )
 
-    def _room_tokens(
-        self, tokens: int, prefills: list[Request], decodes: list[Request], free_blocks: int
-    ) -> int:
-        """Prefill tokens for which there are KV blocks besides those of growing decodes.
-
-        Where blocks run short, decodes may preempt and prefill may not.
-        """
-        spare = free_blocks - len(decodes)
-        if spare * self.kv.block_tokens >= tokens + len(prefills) * self.kv.block_tokens:
-            return tokens
-        line_up_victims(self._vllm)
-        return max(0, min(tokens, spare * self.kv.block_tokens))
+    def _beside_decodes(self, tokens: int, prefills: int, decodes: int, free_blocks: int) -> int:
+        fitting = room.beside_decodes(
+            tokens, self.kv, free_blocks, prefills=prefills, decodes=decodes
+        )
+        if fitting is not None:
+            line_up_victims(self._vllm)
+        return tokens if fitting is None else fitting
 
     def _prompt(self, request: Request, now_s: float) -> Prompt:
         done = request.num_computed_tokens

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 from vllm.v1.request import RequestStatus
 
+from headway.engine.kv import KVView
+
 _STARTABLE: Final = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
@@ -37,3 +39,17 @@ def chunk_tokens(scheduler: Any, step_tokens: int) -> int:
     if getattr(config, "long_prefill_token_threshold_adaptive", False):
         tokens = max(tokens, config.max_num_batched_tokens // requests)
     return tokens
+
+
+def beside_decodes(
+    tokens: int, kv: KVView, free_blocks: int, *, prefills: int, decodes: int
+) -> int | None:
+    """Prefill tokens for which there are KV blocks besides those of growing decodes.
+
+    None: there are for all `tokens`. Where blocks run short, decodes may preempt and prefill may
+    not.
+    """
+    spare = free_blocks - decodes
+    if spare * kv.block_tokens >= tokens + prefills * kv.block_tokens:
+        return None
+    return max(0, min(tokens, spare * kv.block_tokens))

@@ -14,7 +14,7 @@ from tests.router.route_process import route, served
 from tests.testing.engine import Stub
 from tests.testing.scenarios import FLOODS
 
-from headway.router.wire.client_connection import ClientLimits
+from headway.router.wire.hub import ClientLimits
 
 SIZES = {"max_body_bytes": 60_000, "max_bodies_bytes": 200_000}
 JSON_PATHS = (*PATHS, "/v1/embeddings")

@@ -14,7 +14,6 @@ from tests.router.raw_client import (
 from tests.router.wire.engine_side import OK, get, hang, replies, stream
 
 from headway.router.openai.stream import StreamTap
-from headway.router.wire.client_request import ClientGone
 from headway.router.wire.engine_pool import (
     FirstByteTimeout,
     IdleTimeout,
@@ -23,6 +22,7 @@ from headway.router.wire.engine_pool import (
     TotalTimeout,
     UpstreamDied,
 )
+from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import chunk
 
 # Time.

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.raw_client import pieces
 
-from headway.router.wire.chunked import ChunkedReader
 from headway.router.wire.http1 import (
     BadRequest,
+    ChunkedReader,
     HeadReader,
     chunk,
     hop_by_hop,

@@ -101,6 +101,14 @@ class _Exchange(asyncio.Protocol):
             self.finished.set_result(error)
 
 
+def _head(target: Target, size: int) -> bytes:
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {size}\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode()
+
+
 async def exchange(
     target: Target,
     arrival: Arrival,
@@ -113,12 +121,7 @@ async def exchange(
 
     Never raises for what the server does: failures are in the sample.
     """
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}:{target.port}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        "Connection: close\r\n\r\n"
-    )
-    talk = _Exchange(head.encode() + content, now_s)
+    talk = _Exchange(_head(target, len(content)) + content, now_s)
     transport: asyncio.Transport | None = None
     error: str | None
     try:

@@ -13,6 +13,11 @@ COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa337
 Line = Sequence[tuple[float, float]]
 
 
+def text(x: float, y: float, content: str, anchor: str = "middle") -> str:
+    """A text element; x, y: of its anchor."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+
+
 def lines_svg(
     lines: Mapping[str, Line], x_label: str, y_label: str, marked_y: float | None = None
 ) -> str:
@@ -27,9 +32,6 @@ def lines_svg(
     def place(x: float, y: float) -> tuple[float, float]:
         across, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
         return LEFT + across * x / x_max, TOP + down * (1 - y / y_max)
-
-    def text(x: float, y: float, content: str, anchor: str = "middle") -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
     def path(line: Line, style: str) -> str:
         corners = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in line)

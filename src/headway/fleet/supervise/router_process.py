@@ -58,12 +58,7 @@ class Front:
         self._unread = False
         """Whether the file may have changed since the router has read it."""
         given = spec.config.router
-        self._ports = [ports.claim(given.host, given.port)]
-        try:
-            self._ports.append(ports.claim(_ADMIN_HOST, given.admin_port))
-        except FleetError:
-            self.release()
-            raise
+        self._ports = _claimed(given.host, given.port, given.admin_port)
         port, admin_port = (held.number for held in self._ports)
         # A port that is 0 in the file is found here; the file can't change them later.
         self._place = given.host, port, admin_port
@@ -130,3 +125,13 @@ class Front:
         """Let go of its ports."""
         for held in self._ports:
             held.release()
+
+
+def _claimed(host: str, port: int, admin_port: int) -> list[ports.Port]:
+    """Both ports, or neither. Raises FleetError for one that is taken."""
+    held = ports.claim(host, port)
+    try:
+        return [held, ports.claim(_ADMIN_HOST, admin_port)]
+    except FleetError:
+        held.release()
+        raise

@@ -14,7 +14,8 @@ from headway.router.serve.passthrough import forward, passes
 from headway.router.serve.record import Record
 from headway.router.state.metrics import METRICS_TYPE
 from headway.router.state.service import Service
-from headway.router.wire.client_request import ClientGone, ClientRequest
+from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import JSON_TYPE
 
 _OPEN: Final = frozenset({"/health", "/ready", "/metrics"})

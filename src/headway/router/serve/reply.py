@@ -127,10 +127,9 @@ class Reply:
         if tap.failed:
             self._record.broke_off = True
         request.finish()
-        usage = tap.usage
-        if usage is not None:
-            self.learn_length(usage.prompt_tokens)
-            self._record.answer_tokens = usage.answer_tokens or None  # 0: not said yet
+        if tap.usage is not None:
+            self.learn_length(tap.usage.prompt_tokens)
+            self._record.answer_tokens = tap.usage.answer_tokens or None  # 0: not said yet
 
     def _begin(
         self, leg: Leg, call: Call, on_first: Callable[[], None] | None, *, rewritten: bool

@@ -83,9 +83,6 @@ class Metrics:
             registry.register(made)
             return made
 
-        def gauge(name: str, what: str, *labels: str) -> Gauge:
-            return Gauge(f"headway:router_{name}", what, labels, registry=registry)
-
         self.requests = counter(
             "requests", "Answers, by status; 499: the client left", "endpoint", "length", "status"
         )
@@ -112,6 +109,14 @@ class Metrics:
         self.added_s = times(
             "added_seconds", "What the router itself adds, by where", _ADDED_S, "where"
         )
+        self._make_gauges()
+
+    def _make_gauges(self) -> None:
+        """What is set anew each time the metrics are read."""
+
+        def gauge(name: str, what: str, *labels: str) -> Gauge:
+            return Gauge(f"headway:router_{name}", what, labels, registry=self.registry)
+
         self.in_flight = gauge("requests_in_flight", "Requests being served")
         self.bodies = gauge("body_bytes", "Request bodies held, each until its answer begins")
         self.engine = gauge("engine", "The router's own work, by engine", "engine", "what")

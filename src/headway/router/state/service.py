@@ -94,14 +94,7 @@ class Service:
         old = self.engines
         self.pools, self.engines = [], {}
         for each in config.pools:
-            pool = PoolState(
-                each.name,
-                each.role,
-                each.max_prompt_tokens,
-                each.max_model_len,
-                each.kv_capacity_tokens,
-                each.kv_lease_s,
-            )
+            pool = _pool(each)
             for address in each.engines:
                 engine_id = f"{each.name}/{address.authority}"
                 engine = old.get(engine_id)
@@ -267,3 +260,15 @@ class Service:
         for action in handoff.release_ended(self.now(), freed=freed):
             if isinstance(action, Count):
                 self.metrics.handoffs.add(action.name)
+
+
+def _pool(described: settings.Pool) -> PoolState:
+    """A pool as a configuration describes it, still without engines."""
+    return PoolState(
+        described.name,
+        described.role,
+        described.max_prompt_tokens,
+        described.max_model_len,
+        described.kv_capacity_tokens,
+        described.kv_lease_s,
+    )

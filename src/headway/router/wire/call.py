@@ -6,8 +6,9 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from headway.router.wire.client_request import HOLD_BYTES, ClientGone
+from headway.router.wire.client_request import HOLD_BYTES
 from headway.router.wire.failures import (
+    ClientGone,
     FirstByteTimeout,
     IdleTimeout,
     TooLarge,

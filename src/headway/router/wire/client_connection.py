@@ -8,25 +8,22 @@ leaves is noticed at once. Where reading must pause, the kernel is asked twice a
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import inf
 from typing import Final, cast
 
-from headway.router.wire.chunked import ChunkedReader
-from headway.router.wire.client_request import (
-    HOLD_BYTES,
-    BodyMalformed,
-    BodyTimeout,
-    ClientGone,
-    ClientRequest,
+from headway.router.wire.client_request import HOLD_BYTES, ClientRequest
+from headway.router.wire.errors import BodyError, BodyMalformed, BodyTimeout, error_body
+from headway.router.wire.failures import ClientGone
+from headway.router.wire.http1 import (
+    JSON_TYPE,
+    BadRequest,
+    ChunkedReader,
+    Headers,
+    HeadReader,
+    RequestHead,
 )
-from headway.router.wire.errors import BodyError, error_body
-from headway.router.wire.http1 import JSON_TYPE, BadRequest, Headers, HeadReader, RequestHead
-
-App = Callable[[ClientRequest], Awaitable[None]]
-"""Answers one request. It must finish or abort the answer unless the client is gone; an
-exception becomes an answer: a BodyError its own, any other a 500 (or a cut after the head)."""
+from headway.router.wire.hub import Hub
 
 _log = logging.getLogger("headway.router")
 _BACKLOG_BYTES: Final = 65_536
@@ -40,54 +37,6 @@ _MIN_BODY_BYTES_PER_S: Final = 16_384
 """A body that comes more slowly uses up its timeout: what it holds is held from others."""
 _TICK_S: Final = 0.002
 _ESTABLISHED: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """What a client may take up.
-
-    head_timeout_s: from a head's first byte (or the connection's begin) to its end.
-    body_timeout_s: between pieces of a body. keep_alive_s: between requests.
-    write_stall_s: without the client taking a byte of its answer, as TCP sees it.
-    max_connections: open at once, those in their TLS handshake included, which has to be done in
-    head_timeout_s.
-    """
-
-    head_timeout_s: float = 20.0
-    body_timeout_s: float = 60.0
-    keep_alive_s: float = 75.0
-    write_stall_s: float = 60.0
-    max_head_bytes: int = 65_536
-    max_headers: int = 128
-    max_connections: int = 16_384
-
-
-class Hub:
-    """What the connections of one server share."""
-
-    def __init__(
-        self,
-        app: App,
-        limits: ClientLimits,
-        loop: asyncio.AbstractEventLoop,
-        say: Callable[[str], object],
-    ) -> None:
-        """say: told what an operator should know of."""
-        self.app = app
-        self.say = say
-        self.limits = limits
-        self.loop = loop
-        self.connections: set[ClientConnection] = set()
-        self.opening: set[ClientConnection] = set()  # accepted, not connections yet
-        self.tasks: dict[ClientRequest, asyncio.Task[None]] = {}
-        self.draining = False
-        self.empty = asyncio.Event()
-        self.empty.set()
-
-    @property
-    def open(self) -> int:
-        """Connections, those that are being opened included."""
-        return len(self.connections) + len(self.opening)
 
 
 class ClientConnection(asyncio.Protocol):

@@ -3,77 +3,17 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from headway.core.admission import ByteCeiling
-from headway.core.errors import HeadwayError
-from headway.core.routing.route import RETRY_AFTER_S
-from headway.router.wire.errors import BodyError
+from headway.router.wire.errors import BodiesFull, BodyError, BodyTooLarge
+from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import Headers, RequestHead, chunk, date_line, status_line
 from headway.router.wire.http1 import lines as lines_of
+from headway.router.wire.interfaces import ClientLink
 
 HOLD_BYTES: Final = 262_144
 """Body bytes kept for a reader that isn't asking, and answer bytes kept for a slow client."""
-
-
-class ClientGone(HeadwayError):  # noqa: N818 - the name says what happened
-    """The client left; nobody reads the answer."""
-
-
-class BodyTooLarge(BodyError):  # noqa: N818 - the name says what happened
-    """The body exceeds the limit."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the request body is larger than {limit} bytes")
-
-
-class BodiesFull(BodyError):  # noqa: N818 - the name says what happened
-    """The bodies of all requests together are as large as they may be."""
-
-    headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
-
-    def __init__(self) -> None:
-        super().__init__(429, "the router holds as many bytes of requests as it may")
-
-
-class BodyTimeout(BodyError):  # noqa: N818 - the name says what happened
-    """The body stopped coming."""
-
-    def __init__(self) -> None:
-        super().__init__(408, "the request body did not arrive in time")
-
-
-class BodyMalformed(BodyError):  # noqa: N818 - the name says what happened
-    """The body's framing is broken; where the next request begins is unknown."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(400, message)
-
-
-class Link(Protocol):
-    """What a request needs of the connection it came on."""
-
-    def send(self, data: bytes) -> None:
-        """Hands bytes to the transport."""
-
-    @property
-    def sender(self) -> Callable[[bytes], object] | None:
-        """What hands bytes to the transport without a way round; None without one."""
-
-    def send_continue(self) -> None:
-        """Asks for the body."""
-
-    def want_body(self) -> None:
-        """Reading may go on: the request has room again."""
-
-    def stays(self) -> bool:
-        """Whether the connection can carry another request after this answer."""
-
-    def answered(self) -> None:
-        """The answer is complete."""
-
-    def cut(self) -> None:
-        """Closes at once; what isn't sent yet is lost."""
 
 
 class ClientRequest:
@@ -124,7 +64,7 @@ class ClientRequest:
         "writable",
     )
 
-    def __init__(self, link: Link, head: RequestHead, peer: str) -> None:
+    def __init__(self, link: ClientLink, head: RequestHead, peer: str) -> None:
         self.method = head.method
         self.path = head.path
         self.query = head.query

@@ -117,25 +117,17 @@ class UpstreamPool:
         """Sends a request and returns once the head of its answer is here.
 
         lines: of the head (`http1.lines`), without Host and what frames the message.
-        length: of a body that is an iterator (chunked without one).
-        client: if it leaves meanwhile, the call is aborted and ClientGone raised. Cancelling
-        does the same.
-        resend: a connection that was used before may die because the engine closed it just
-        then. If nothing of an answer came, a request whose body is bytes goes out once more on
-        a fresh connection. False for requests that must not reach the engine twice; the error's
-        `sent_on_reused` then says that this may be what happened.
-
-        Raises ConnectFailed, FirstByteTimeout, TotalTimeout, UpstreamDied(before_head=True),
-        BadUpstream; IdleTimeout if the engine stops taking an iterator's bytes; whatever the
-        iterator raises.
+        length: of a body that is an iterator (chunked without one). client: if it leaves, or this
+        is cancelled, the call is aborted.
+        resend: bytes go out once more on a fresh connection if the engine closed the one that
+        was at rest (the error's `sent_on_reused`); False if they mustn't reach it twice.
+        Raises ClientGone, UpstreamError (see `failures`), and whatever the iterator raises.
         """
-        if isinstance(body, bytes):
-            length = len(body)
+        length = len(body) if isinstance(body, bytes) else length
         head = self._request_head(method, target, lines, length)
         connection = self._take_idle()
         while True:
-            if connection is None:
-                connection = await self._connect(timeouts.connect_s, client)
+            connection = connection or await self._connect(timeouts.connect_s, client)
             self._busy.add(connection)
             call = connection.begin(method, timeouts)
             unsubscribe = client.on_gone(call.client_left) if client is not None else None

@@ -4,6 +4,7 @@ import json
 from typing import Final, Literal
 
 from headway.core.errors import HeadwayError
+from headway.core.routing.route import RETRY_AFTER_S
 
 Kind = Literal["chat", "completions", "responses", "messages"]
 """Which API a request speaks: its fields, its usage and its errors."""
@@ -83,3 +84,33 @@ def dump_error(value: object) -> bytes:
     """An error as JSON."""
     # ASCII only: a lone surrogate in a quoted name can't break it.
     return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+class BodyTooLarge(BodyError):  # noqa: N818 - the name says what happened
+    """The body exceeds the limit."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(413, f"the request body is larger than {limit} bytes")
+
+
+class BodiesFull(BodyError):  # noqa: N818 - the name says what happened
+    """The bodies of all requests together are as large as they may be."""
+
+    headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
+
+    def __init__(self) -> None:
+        super().__init__(429, "the router holds as many bytes of requests as it may")
+
+
+class BodyTimeout(BodyError):  # noqa: N818 - the name says what happened
+    """The body stopped coming."""
+
+    def __init__(self) -> None:
+        super().__init__(408, "the request body did not arrive in time")
+
+
+class BodyMalformed(BodyError):  # noqa: N818 - the name says what happened
+    """The body's framing is broken; where the next request begins is unknown."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, message)

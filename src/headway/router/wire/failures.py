@@ -64,3 +64,7 @@ class CutShort(UpstreamError):  # noqa: N818 - as ClientGone
 
 class TooLarge(UpstreamError):  # noqa: N818 - as ClientGone
     """The body exceeds what the caller would read."""
+
+
+class ClientGone(HeadwayError):  # noqa: N818 - the name says what happened
+    """The client left; nobody reads the answer."""

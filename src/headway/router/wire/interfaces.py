@@ -68,3 +68,29 @@ class Carrier(Protocol):
 
     def wake_at(self, at_s: float) -> None:
         """Calls `check_time` of the call it carries then, or before."""
+
+
+class ClientLink(Protocol):
+    """What a request needs of the connection it came on."""
+
+    def send(self, data: bytes) -> None:
+        """Hands bytes to the transport."""
+
+    @property
+    def sender(self) -> Callable[[bytes], object] | None:
+        """What hands bytes to the transport without a way round; None without one."""
+
+    def send_continue(self) -> None:
+        """Asks for the body."""
+
+    def want_body(self) -> None:
+        """Reading may go on: the request has room again."""
+
+    def stays(self) -> bool:
+        """Whether the connection can carry another request after this answer."""
+
+    def answered(self) -> None:
+        """The answer is complete."""
+
+    def cut(self) -> None:
+        """Closes at once; what isn't sent yet is lost."""

@@ -11,8 +11,9 @@ import ssl as tls
 from math import inf
 from typing import Final
 
-from headway.router.wire.client_connection import ClientConnection, Hub
+from headway.router.wire.client_connection import ClientConnection
 from headway.router.wire.failures import OUT_OF_ROOM
+from headway.router.wire.hub import Hub
 
 REFUSED_AT_ONCE: Final = 64
 """Connections beyond the limit that are told so; more are closed without a word."""

@@ -7,14 +7,11 @@ import ssl as tls
 from collections.abc import Callable
 from typing import Final
 
-from headway.router.wire.client_connection import App, ClientConnection, ClientLimits, Hub
-from headway.router.wire.client_request import (
-    BodyMalformed,
-    BodyTimeout,
-    BodyTooLarge,
-    ClientGone,
-    ClientRequest,
-)
+from headway.router.wire.client_connection import ClientConnection
+from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.errors import BodyMalformed, BodyTimeout, BodyTooLarge
+from headway.router.wire.failures import ClientGone
+from headway.router.wire.hub import App, ClientLimits, Hub
 from headway.router.wire.listener import Listener, listen
 
 __all__ = [
