@@ -7,10 +7,12 @@ MODEL ?=
 ARGS ?=
 VLLM ?=
 BENCHMARKS ?= blocking capacity scheduler_overhead virtual_time router handoff decode_speed fleet
+QUICK := tests/core tests/config tests/router/openai tests/fleet/plan tests/fleet/operate \
+	tests/fleet/kubernetes tests/test_imports.py tests/test_generated.py
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-vllm check bench clean
+.PHONY: help serve test test-vllm quick check bench clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -26,6 +28,9 @@ serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, st
 
 test: .venv/.ready-cpu .venv/.ready-dev .venv/.ready-ray .venv/.ready-nginx ## run all tests, those with real engines too
 	$(VENV)/python -m pytest $(ARGS)
+
+quick: check ## checks, and the tests that need no process and no socket: under a minute
+	HYPOTHESIS_PROFILE=quick $(VENV)/python -m pytest -q -m "not e2e and not process" $(QUICK)
 
 test-vllm: .venv/.ready-cpu .venv/.ready-dev ## test the scheduler on the supported vLLM that isn't installed
 	$(VENV)/python scripts/test_vllm.py $(VLLM)

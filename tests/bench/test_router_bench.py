@@ -127,6 +127,7 @@ def test_cpu_time_of_another_process_is_that_of_its_own_clock() -> None:
     assert before <= measured <= time.process_time()
 
 
+@pytest.mark.process
 def test_a_process_and_its_children_end_with_the_block() -> None:
     code = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'],"
@@ -158,6 +159,7 @@ def _runs(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+@pytest.mark.process
 def test_a_process_starts_on_the_core_it_is_given() -> None:
     core = min(os.sched_getaffinity(0))
     code = "import os; print(*os.sched_getaffinity(0))"

@@ -8,6 +8,8 @@ import pytest
 
 from headway.router import cpu_slice
 
+pytestmark = pytest.mark.process
+
 ASKED = "from headway.router import cpu_slice as s; print(s.shorten(), s.of())"
 
 

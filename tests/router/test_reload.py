@@ -15,6 +15,8 @@ from headway import config as settings
 
 from .route_process import route, served
 
+pytestmark = pytest.mark.process
+
 CHAT = "/v1/chat/completions"
 KEY = "sk-0123456789abcdefghijklmnop"
 

@@ -64,6 +64,7 @@ def test_a_second_supervisor_is_refused_and_told_by_whom(home, monkeypatch):
         pass
 
 
+@pytest.mark.process
 def test_what_is_left_of_a_killed_one_is_waited_for(home):
     """A guard keeps the lock's file open, and its supervisor is gone."""
     home.path.mkdir(parents=True)

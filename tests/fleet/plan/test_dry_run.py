@@ -45,6 +45,7 @@ def printed(env, *words, environ):
     return dry_run.text(fleet, addresses, commands, shown, environ)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words",
     [("--flag", "value"), ("--json", '{"a": "it\'s"}', "--x", ""), ("$HOME", "a b", "--", "*")],
@@ -64,6 +65,7 @@ def test_a_shell_runs_exactly_the_command_in_exactly_its_environment(words):
     assert found == env
 
 
+@pytest.mark.process
 def test_every_engine_the_router_and_its_file_are_there():
     text = printed({}, "--x", environ={})
     for part in (
@@ -77,6 +79,7 @@ def test_every_engine_the_router_and_its_file_are_there():
     subprocess.run(["bash", "-n"], input=text, check=True, text=True)
 
 
+@pytest.mark.process
 def test_the_command_binds_the_engine_to_its_cores():
     core = max(os.sched_getaffinity(0))
     show = "import os; print(os.sched_getaffinity(0))"

@@ -51,6 +51,7 @@ def test_memory_that_is_not_known_is_none():
     assert machine.available_gib("") == 0.0
 
 
+@pytest.mark.process
 def test_this_machine_is_seen(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     found = machine.detect()

@@ -49,6 +49,7 @@ async def test_without_a_key_nothing_is_served(path, fields):
         assert not any(KEY in line for line in router.lines)
 
 
+@pytest.mark.process
 @on_loop
 async def test_with_a_key_all_is_served():
     async with engines() as [engine], routing(flags([engine], keys=KEYS)) as router:

@@ -311,6 +311,7 @@ async def test_a_dead_engine_is_passed_by(streamed):
         assert len(both[1].seen) == 4
 
 
+@pytest.mark.process
 @on_loop
 async def test_curl_is_served():
     """Expect: 100-continue, compressed wishes and a body of a megabyte."""

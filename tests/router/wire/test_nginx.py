@@ -13,6 +13,8 @@ from tests.router.fleet import PATHS, Fleet, body_of, run, wire_bytes
 from tests.router.nginx import nginx
 from tests.testing.answers import events_of
 
+pytestmark = pytest.mark.process
+
 SETTINGS = {
     "defaults": "",
     "http/1.0": "proxy_http_version 1.0;",
