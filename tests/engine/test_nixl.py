@@ -76,6 +76,7 @@ print("\\n", loaded, delay, named, os.environ.get("UCX_MEM_MMAP_HOOK_MODE"))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("value", "says"), [("1000", "True 1000 False none"), (None, "False None True None")]
 )

@@ -88,6 +88,7 @@ def post(endpoint, path, body):
         return answer.status, answer.read()
 
 
+@pytest.mark.process
 def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
     """In one go: a start takes seconds."""
     told = []
@@ -130,6 +131,7 @@ def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
         fleet.end()
 
 
+@pytest.mark.process
 def test_a_fleet_whose_engines_fail_says_why_and_ends(tmp_path):
     fleet = Up(tmp_path, "fails")
     try:
@@ -141,6 +143,7 @@ def test_a_fleet_whose_engines_fail_says_why_and_ends(tmp_path):
         fleet.end()
 
 
+@pytest.mark.process
 def test_goodput_of_the_last_minute_is_there_for_whoever_asks_once(tmp_path):
     fleet = Up(tmp_path)
     try:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headway.core.routing import pick as rules
 from headway.core.routing.pick import decode_work, has_room, pick, prefill_work, ttft_s
 
-from .made import draws, engine, fleets, request, requests
+from .made import ENGINE_IDS, draws, engine, fleets, request, requests
 
 works = st.sampled_from((prefill_work, decode_work))
 
@@ -137,3 +137,34 @@ def test_the_prediction_is_all_prefill_ahead_at_the_engines_speed():
     unknown = engine(port=2, prefill_tokens=3_000)
     assert ttft_s(unknown, request(1_000), (unknown,)) is None
     assert ttft_s(unknown, request(1_000), (unknown, place)) == pytest.approx(2.0)
+
+
+# What is cached for others
+
+
+@given(fleets(), st.integers(1, 100_000), draws, st.data())
+def test_less_cached_only_decides_between_equals(engines, tokens, draw, data):
+    kept = data.draw(st.dictionaries(st.sampled_from(ENGINE_IDS), st.integers(0, 10**6)))
+    plain = pick(engines, request(tokens), draw)
+    found = pick(engines, request(tokens, kept_tokens=kept), draw)
+    assert (plain is None) == (found is None)
+    others = {pick(engines, request(tokens), other / 32) for other in range(32)}
+    assert found in others, "it is one of those that are tied"
+
+
+def test_a_cold_prompt_leaves_a_warm_engine_alone_where_another_is_as_idle():
+    warm, cold = engine("a", 1), engine("a", 2)
+    asked = request(80_000, kept_tokens={warm.id: 60_000, cold.id: 0})
+    assert {pick([warm, cold], asked, draw / 8) for draw in range(8)} == {cold}
+
+
+def test_where_there_is_room_for_both_nothing_is_driven_out():
+    warm, cold = (engine("a", port, kv_capacity_tokens=500_000) for port in (1, 2))
+    asked = request(80_000, kept_tokens={warm.id: 60_000})
+    assert {pick([warm, cold], asked, draw / 8) for draw in range(8)} == {warm, cold}
+
+
+def test_what_is_cached_of_the_prompt_itself_is_nobody_else_s():
+    warm, other = engine("a", 1), engine("a", 2)
+    asked = request(80_000, cached_tokens={warm.id: 60_000}, kept_tokens={warm.id: 60_000})
+    assert {pick([warm, other], asked, draw / 8) for draw in range(8)} == {warm}

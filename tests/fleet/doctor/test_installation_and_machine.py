@@ -115,6 +115,7 @@ def test_a_missing_connector_matters_where_kv_is_to_move():
         assert "No module named 'nixl'" in found[1].what
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "said"),
     [

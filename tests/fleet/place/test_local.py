@@ -16,6 +16,8 @@ from headway.engine.start.command import EngineCommand
 from headway.fleet.place import local
 from headway.fleet.place.local import Family, LocalEngine, any_ends, trim
 
+pytestmark = pytest.mark.process
+
 TREE = """
 import os, signal, subprocess, sys, time
 below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],

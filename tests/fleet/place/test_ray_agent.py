@@ -14,6 +14,8 @@ from tests.fleet.running import eventually, lives
 from headway import processes
 from headway.fleet.place.ray_actor import Actor
 
+pytestmark = pytest.mark.process
+
 TALKS = "import sys, time; print('hello', flush=True); time.sleep(600)"
 
 

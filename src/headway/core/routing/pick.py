@@ -34,6 +34,8 @@ _ID: Final = attrgetter("id")
 LEAST_WEIGHT: Final = 0.01
 TIE: Final = 1.05
 """Loads up to this many times the least are equal."""
+SPARED_TOKENS: Final = 1_024
+"""Driving out so many more cached tokens than elsewhere makes no difference."""
 
 
 def pick(
@@ -42,7 +44,9 @@ def pick(
     """The ready engine, not excluded for this request, with the least `work` over weight.
 
     Engines without KV room for the request come after all others. Loads within 5% of
-    the least are a tie, broken by `draw` in [0, 1).
+    the least are a tie: of these, engines where the request drives out less of what is cached for
+    others come first (a cold 80k prompt doesn't land on a warm session's engine beside an idle
+    one); then `draw` in [0, 1) decides.
 
     work: `prefill_work` by default.
 
@@ -66,8 +70,26 @@ def pick(
     most = TIE * min(loads)
     tied = [e for e, load in zip(roomy, loads, strict=True) if load <= most]
     if len(tied) > 1:
+        if request.kept_tokens:
+            tied = _least_driven_out(tied, request)
         tied.sort(key=_ID)
     return tied[max(0, min(len(tied) - 1, int(draw * len(tied))))]
+
+
+def _least_driven_out(engines: list[EngineView], request: RequestView) -> list[EngineView]:
+    """Those in which the request's KV takes the place of the least that is cached for others."""
+    driven = [_driven_out_tokens(engine, request) for engine in engines]
+    least = min(driven) + SPARED_TOKENS
+    return [e for e, tokens in zip(engines, driven, strict=True) if tokens <= least]
+
+
+def _driven_out_tokens(engine: EngineView, request: RequestView) -> int:
+    kept = request.kept_tokens.get(engine.id, 0) - request.cached_tokens.get(engine.id, 0)
+    wanted = uncached_tokens(request, engine.id)
+    if engine.kv_capacity_tokens is not None:
+        free = engine.kv_capacity_tokens - max(0, engine.kv_tokens) - kept
+        wanted = max(0, wanted - max(0, free))
+    return min(max(0, kept), wanted)
 
 
 def prefill_work(engine: EngineView, request: RequestView, tokens_per_s: float) -> float:

@@ -13,6 +13,7 @@ from typing import Final
 
 BLOCK_BYTES: Final = 1_024
 """About 256 tokens; a shorter shared prefix isn't worth an engine's load."""
+BYTES_PER_TOKEN: Final = 4
 MAX_BLOCKS: Final = 8_192
 """For each engine; with `BLOCK_BYTES`, about two million tokens."""
 NAME_BYTES: Final = 8
@@ -81,6 +82,11 @@ class PrefixMap:
     def forget(self, engine: str) -> None:
         """The engine restarted or is gone: it has nothing."""
         self._names.pop(engine, None)
+
+    def kept_tokens(self, engine: str) -> int:
+        """About how many tokens the engine has been sent and may still have."""
+        names = self._names.get(engine)
+        return len(names) * self.block_bytes // BYTES_PER_TOKEN if names else 0
 
     def cached_tokens(self, blocks: int, prefix_bytes: int, prompt_tokens: int) -> int:
         """Tokens in the first `blocks` of a prompt of `prefix_bytes` bytes and so many tokens."""

@@ -73,6 +73,8 @@ class RequestView(NamedTuple):
     excluded: ids of engines that failed this request already.
     too_long_for: names of pools of which an engine refused this request's length.
     exact: `prompt_tokens` was counted and no engine will truncate the prompt.
+    kept_tokens: by engine id, an estimate of all that is cached there, whose it may be; left empty
+        for a prompt that is too short to drive any of it out.
     """
 
     id: str
@@ -85,3 +87,4 @@ class RequestView(NamedTuple):
     excluded: frozenset[str] = frozenset()
     too_long_for: frozenset[str] = frozenset()
     exact: bool = False
+    kept_tokens: Mapping[str, int] = NOTHING_CACHED

@@ -47,6 +47,7 @@ class Dispatch:
             parsed.splittable,
             service.cached_tokens(self._chain, len(parsed.prefix), tokens),
             exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
+            kept_tokens=service.kept_tokens(tokens),
         )
         self.receipt = record.receipt
         long_tokens = service.config.router.long_prompt_tokens

@@ -10,7 +10,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from headway import config as settings
@@ -18,10 +18,11 @@ from headway.core.admission import ByteCeiling, Ceiling
 from headway.core.handoff import Count, Handoff, Params
 from headway.core.reliability.retry import RetryBudget
 from headway.core.routing.length import LengthEstimator
+from headway.core.routing.pick import SPARED_TOKENS
 from headway.core.routing.prefixes import PrefixMap
 from headway.core.routing.route import Route
 from headway.core.routing.strategies import STRATEGY_BY_NAME
-from headway.core.routing.views import PoolView, RequestView
+from headway.core.routing.views import NOTHING_CACHED, PoolView, RequestView
 from headway.core.slo import Limits, Slo
 from headway.router.openai.token_counter import TokenCounter
 from headway.router.state.engine import EngineState, PoolState
@@ -209,6 +210,12 @@ class Service:
             for name, blocks in known.items()
             if blocks
         }
+
+    def kept_tokens(self, prompt_tokens: int) -> Mapping[str, int]:
+        """By engine, about how much is cached there; empty for a prompt too short to matter."""
+        if prompt_tokens <= SPARED_TOKENS:
+            return NOTHING_CACHED
+        return {name: self.prefixes.kept_tokens(name) for name in self.engines}
 
     def timeouts(self, prompt_tokens: int, *, streams: bool, spent_s: float = 0.0) -> Timeouts:
         """Of one leg. An answer that isn't streamed comes when it is complete.
