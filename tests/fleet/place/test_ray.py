@@ -21,6 +21,7 @@ from headway.fleet.plan.spec import EngineSpec
 pytest.importorskip("uvloop", reason="the router runs on it")
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not installed(), reason="Ray is an extra; make test installs it"),
 ]

@@ -15,7 +15,7 @@ from headway.fleet.errors import FleetError
 
 pytest.importorskip("uvloop", reason="the router runs on it")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 TWO = {"all": ["both", 2]}
 
 
