@@ -47,6 +47,7 @@ class Stub:
     script: a fault for each generating request to come; when it is empty, `fault` is for all.
     gap_s: between tokens. prefill_s, release_s: what these take.
     prompt_tokens: what its usage says. sick: /health fails. mute: nothing that is got is answered.
+    unlisted: /v1/models fails. adapters: models it serves too.
     gate: a semaphore that each event of a stream waits for.
     """
 
@@ -60,7 +61,8 @@ class Stub:
         self.release_s = 0.0
         self.prompt_tokens = 7
         self.max_model_len = 8192
-        self.sick = self.mute = False
+        self.sick = self.mute = self.unlisted = False
+        self.adapters = ()
         self.health_s = 0.0
         self.progress = 0
         self.seen = []
@@ -135,8 +137,9 @@ class Stub:
         elif path == "/metrics":
             link.answer(200, self._metrics(), kind="text/plain")
         elif path == "/v1/models":
-            models = [{"id": MODEL, "max_model_len": self.max_model_len}]
-            link.answer(200, json.dumps({"data": models}).encode())
+            names = () if self.unlisted else (MODEL, *self.adapters)
+            models = [{"id": name, "max_model_len": self.max_model_len} for name in names]
+            link.answer(500 if self.unlisted else 200, json.dumps({"data": models}).encode())
         elif method == "POST":
             await self._generate(link, path, headers, body)
         else:

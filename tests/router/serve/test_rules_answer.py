@@ -230,3 +230,17 @@ async def test_an_engine_that_answers_nonsense_is_a_bad_gateway():
         engine.script = hangs_up
         got = await client.post(CHAT, content=body_for(CHAT))
         assert got.status_code == 502
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@on_loop
+async def test_a_redirect_does_not_show_where_the_engine_is(path):
+    async def elsewhere(request, seen):
+        where = b"http://10.0.0.1:8100" + path.encode() + b"/"
+        request.respond(307, [JSON, (b"location", where)], b"{}")
+
+    async with engines() as [engine], routing(flags([engine])) as router, router.client() as client:
+        engine.script = elsewhere
+        got = await client.post(path, content=body_for(path), follow_redirects=False)
+        assert "location" not in got.headers
+        assert "10.0.0.1" not in got.text

@@ -179,3 +179,30 @@ def test_what_an_engine_may_be_silent_over_are_requests_from_before():
             wire.reset()
 
     run(main)
+
+
+def test_models_and_contexts_are_followed_from_check_to_check():
+    """An adapter loaded at run time, and an engine replaced by one with a longer context."""
+
+    async def main():
+        async with Fleet(engines=1, router=QUICK) as fleet:
+            (stub,) = fleet.both
+            engine = fleet.engine(stub)
+            assert engine.max_model_len == 8192
+            stub.max_model_len, stub.adapters = 32_768, ("adapter",)
+            assert await check(fleet, stub) is HealthState.WELL
+            assert engine.max_model_len == 32_768
+            assert [model["id"] for model in engine.models] == ["m", "adapter"]
+
+    run(main)
+
+
+def test_models_that_are_not_told_for_once_are_those_of_before():
+    async def main():
+        async with Fleet(engines=1, router=QUICK) as fleet:
+            (stub,) = fleet.both
+            stub.unlisted = True
+            assert await check(fleet, stub, 3) is HealthState.WELL
+            assert [model["id"] for model in fleet.engine(stub).models] == ["m"]
+
+    run(main)

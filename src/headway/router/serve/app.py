@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from headway.core.admission import Refused
+from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import ENDPOINTS, BodyError, error_body, parse
 from headway.router.serve.dispatch import Dispatch
 from headway.router.serve.generation import generate
@@ -68,7 +69,7 @@ class App:
             challenge = [(b"www-authenticate", b"Bearer")]
             record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
         elif kind is None and path == "/v1/models" and request.method in {"GET", "HEAD"}:
-            record.respond(200, "router", [JSON_TYPE], _models(service))
+            _answer_models(record)
         elif kind is None and not passes(path):
             record.refuse(404, "the router serves no such path", "no such path")
         else:
@@ -125,6 +126,16 @@ def _known(service: Service, request: ClientRequest) -> bool:
         if service.config.keys.check(key.decode("latin-1")) is not None:
             return True
     return False
+
+
+def _answer_models(record: Record) -> None:
+    """An empty list would say that nothing will ever be served."""
+    service = record.service
+    if any(engine.ready(service.now()) for engine in service.engines.values()):
+        record.respond(200, "router", [JSON_TYPE], _models(service))
+    else:
+        after = [(b"retry-after", b"%d" % RETRY_AFTER_S)]
+        record.refuse(503, "no engine is ready", "no engine ready", headers=after)
 
 
 def _models(service: Service) -> bytes:

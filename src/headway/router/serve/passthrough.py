@@ -145,10 +145,10 @@ async def _on(engine: EngineState, record: Record, sent: _Sent) -> None:
 
 async def _answer(record: Record, call: Call) -> None:
     request = record.request
-    # A redirect would send the client to the engine itself.
-    headers = [field for field in call.headers if field[0] != b"location"]
     record.status, record.by_engine = call.status, True
-    request.start(call.status, length=call.length, lines=answer_lines(headers) + record.lines())
+    request.start(
+        call.status, length=call.length, lines=answer_lines(call.headers) + record.lines()
+    )
     request.flush()
     try:
         await call.pump(request)

@@ -78,8 +78,10 @@ class Checker:
                 moved = report.progress > engine.report.progress
                 engine.report, engine.reported_s = report, self._now()
         found = HealthCheck.PASSED if isinstance(health, bytes) else health
-        if found is HealthCheck.PASSED and not engine.models:
-            found = await self._learn_models()
+        if found is HealthCheck.PASSED:
+            # Adapters come and go, and the engine may be another one than a check ago.
+            learned = await self._learn_models()
+            found = found if engine.models else learned
         if found is not HealthCheck.PASSED and (
             moved or self._now() - engine.heard_s() < self._settings().interval_s
         ):

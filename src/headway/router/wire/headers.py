@@ -32,6 +32,8 @@ ANSWER_HEADERS_DROPPED: Final = frozenset(
         *_FRAMING,
         # These the router says itself, or nobody does.
         *(b"server", b"server-timing", b"x-request-id", b"alt-svc"),
+        # A redirect would send the client to the engine itself.
+        b"location",
     }
 )
 """Answer headers that never reach a client, nor does any `x-headway-*` or hop-by-hop one."""
