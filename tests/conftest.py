@@ -29,9 +29,17 @@ _started: list[str] = []
 """Processes that the test of now has started, by what started them."""
 
 
+_OURS = ("python", "headway", "nginx", "curl", "git", "bash", "make")
+"""What tests start. Libraries start others, once: `platform` asks uname."""
+
+
 def _note(event: str, arguments: tuple) -> None:
-    if event in {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}:
-        _started.append(f"{event}: {arguments[0] if arguments else ''}")
+    if event == "os.fork":
+        _started.append(event)
+    elif event in {"subprocess.Popen", "os.posix_spawn"}:
+        name = os.path.basename(os.fsdecode(arguments[0]))  # noqa: PTH119  it may be bytes
+        if name.startswith(_OURS):
+            _started.append(f"{event}: {name}")
 
 
 sys.addaudithook(_note)
