@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.errors import HeadwayError
+from headway.home import home
 
 MANIFEST: Final = "headway-manifest.json"
 
@@ -23,7 +24,7 @@ class ModelError(HeadwayError):
 
 def cache_dir() -> Path:
     """Where prepared models live: $XDG_CACHE_HOME/headway/models, by default under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or home() / ".cache"
     return Path(base) / "headway" / "models"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from headway.home import home
+
 _CONFIGS: Final = ("config.json", "params.json")
 """Of Hugging Face's format and of Mistral's."""
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt")
@@ -169,7 +171,7 @@ def _cache(environ: Mapping[str, str]) -> Path:
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
         return Path(named).expanduser()
-    caches = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    caches = environ.get("XDG_CACHE_HOME") or home() / ".cache"
     return Path(environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser() / "hub"
 
 

@@ -89,3 +89,11 @@ def test_what_never_ends_is_named(home, monkeypatch):
             home.locked(print),
         ):
             pass
+
+
+@pytest.mark.parametrize("used", [Home.make, lambda home: home.locked(print).__enter__()])
+def test_a_directory_that_cannot_be_is_one_line_with_what_to_set(used, tmp_path):
+    (tmp_path / "file").touch()
+    home = Home("one", {"XDG_STATE_HOME": str(tmp_path / "file")})
+    with pytest.raises(FleetError, match="can't be used: Not a directory; set XDG_STATE_HOME"):
+        used(home)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.fleet.errors import FleetError
+from headway.home import home
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ENDING_S: Final = 60.0
@@ -27,7 +28,7 @@ class Home:
         if not _NAME.fullmatch(name) or name in {".", ".."}:
             raise FleetError(f"{name!r} can't name a fleet; use up to 64 letters, digits, . _ or -")
         given = environ.get("XDG_STATE_HOME", "")
-        state = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"  # noqa: PTH117  of a text that may be empty
+        state = Path(given) if os.path.isabs(given) else home() / ".local" / "state"  # noqa: PTH117  of a text that may be empty
         self.name = name
         self.path = state / "headway" / name
         self.socket = self.path / "control.sock"
@@ -39,12 +40,15 @@ class Home:
         return self.path / "logs" / f"{process}.log"
 
     def make(self) -> None:
-        """Make it, for its owner alone, without what an earlier run has left."""
-        self.log("").parent.mkdir(parents=True, exist_ok=True)
-        self.path.chmod(0o700)
-        self.socket.unlink(missing_ok=True)
-        shutil.rmtree(self.scratch, ignore_errors=True)
-        self.scratch.mkdir()
+        """Make it, for its owner alone, without what an earlier run has left. Raises FleetError."""
+        try:
+            self.log("").parent.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o700)
+            self.socket.unlink(missing_ok=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.scratch.mkdir()
+        except OSError as error:
+            raise _unusable(self.path, error) from error
 
     def write_router_file(self, text: str) -> None:
         """Replace the router's file as a whole."""
@@ -58,10 +62,14 @@ class Home:
         """Holds the lock: one supervisor a name. Gives its descriptor.
 
         Guards of engines keep it open too, so that a new supervisor waits until nothing of a
-        killed one runs any more. Raises FleetError where a live one has it.
+        killed one runs any more. Raises FleetError where a live one has it, and for a state
+        directory that can't be used.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
         try:
             self._lock(fd, say)
             os.ftruncate(fd, 0)
@@ -94,6 +102,14 @@ class Home:
                 say(f"waiting for the last run of the fleet {self.name} to end")
                 said = True
             time.sleep(_POLL_S)
+
+
+def _unusable(path: Path, error: OSError) -> FleetError:
+    """What to raise for a state directory that can't be made or written."""
+    return FleetError(
+        f"the state directory {path} can't be used: {error.strerror}; "
+        "set XDG_STATE_HOME to a directory that can be written and has room"
+    )
 
 
 def _lives(pid: int) -> bool:
