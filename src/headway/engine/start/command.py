@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from headway import cgroup
 from headway.core.batching import settings
 from headway.core.batching.settings import STOCK, STOCK_SETTINGS
 from headway.core.errors import SettingError
@@ -236,5 +237,7 @@ class _Flags:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The cores this process may use."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+    """The cores this process may use; of those it may run on, as many as its time is worth."""
+    allowed = sorted(os.sched_getaffinity(0))
+    worth = cgroup.cores()
+    return tuple(allowed[: max(1, round(worth))] if worth < len(allowed) else allowed)

@@ -1,18 +1,19 @@
 """What this machine has for engines: cores, GPUs, memory."""
 
+import math
 import os
 import re
 import subprocess
 from pathlib import Path
 from typing import Final
 
+from headway import cgroup
 from headway.engine.start import launch
 from headway.engine.start.command import usable_cores
 from headway.fleet.plan.spec import Machine
 
 _GIB: Final = 2**30
 _MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/sys/fs/cgroup")
 _NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 _TIMEOUT_S: Final = 20.0
 
@@ -27,11 +28,10 @@ def detect() -> Machine:
         cpu = launch.cpu_build()
     except launch.LaunchError:
         cpu = not gpus
-    limit, used = (_read(_CGROUP / name) for name in ("memory.max", "memory.current"))
     return Machine(
         cores=usable_cores(),
         gpus=gpus,
-        memory_gib=available_gib(_read(_MEMINFO), limit, used),
+        memory_gib=available_gib(_read(_MEMINFO), cgroup.free_bytes()),
         cpu=cpu,
     )
 
@@ -55,17 +55,14 @@ def visible_gpus(listing: str, visible: str | None) -> tuple[int, ...]:
     return tuple(chosen)
 
 
-def available_gib(meminfo: str, limit: str = "", used: str = "") -> float:
+def available_gib(meminfo: str, of_group_bytes: float = math.inf) -> float:
     """Memory that can be had now, GiB; 0 where it isn't known.
 
-    meminfo: /proc/meminfo.
-    limit, used: of the control group, bytes; a limit that is no number is none.
+    meminfo: /proc/meminfo. of_group_bytes: what the control groups leave.
     """
     match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
-    if limit.strip().isdecimal() and used.strip().isdecimal():
-        available = min(available, max(0, int(limit) - int(used)))
-    return available / _GIB
+    return min(available, of_group_bytes) / _GIB
 
 
 def _nvidia_smi() -> str:
