@@ -33,6 +33,10 @@ MOST_REPLICAS: Final = 1000
 """Engines of a pool."""
 _SECONDS: Final = Number(most=7 * 24 * 3600)
 _TOKENS: Final = Whole(1)
+_ORIGIN: Final = Text(
+    r"\*|https?://[^\s/]{1,253}",
+    'the origin of a web page; use one such as "https://chat.example.com", or "*"',
+)
 _SIZE: Final = Whole(1, 1024)
 _NAME: Final = Text(r"[A-Za-z0-9._-]{1,64}", "a name of up to 64 letters, digits, . _ or -")
 # Lower case isn't taken, so that a key put here by mistake isn't a valid name and shown to people.
@@ -154,6 +158,11 @@ class Router:
         _SECONDS,
         "a client's connection may rest; a proxy in front should close its own before",
     ] = 75.0
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Items(_ORIGIN, 1, '["https://chat.example.com"]'),
+        'web pages whose scripts may use the router, by origin; "*": all; not set: none',
+    ] = ()
     long_prompt_tokens: Annotated[
         int, _TOKENS, "a prompt with more uncached tokens counts as long in metrics and reasons"
     ] = LONG_PREFILL_TOKENS

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 from headway.core.admission import Refused
 from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import ENDPOINTS, BodyError, error_body, parse
+from headway.router.serve.browsers import admit
 from headway.router.serve.dispatch import Dispatch
 from headway.router.serve.generation import generate
 from headway.router.serve.passthrough import forward, passes
@@ -39,6 +40,9 @@ class App:
             request.on_gone(task.cancel)
         # Engines decode paths, so what a path means is judged decoded.
         path = unquote(request.path)
+        origins = self._service.config.router.allowed_origins
+        if origins and not admit(request, origins):
+            return
         if path in _OPEN:
             self._open(request, path)
             return

@@ -26,6 +26,8 @@ class ClientRequest:
     started, finished: how far the answer is.
     is_gone: the client closed or reset the connection (its half too) before the answer ended.
     writable: False while the client reads too slowly; write() still takes data.
+    cross_origin: lines of every answer's head that say which web pages may read it; set, they
+    replace what an engine says of that.
 
     Everything is called on the event loop's thread. All that writes is a no-op once the client
     is gone.
@@ -50,6 +52,7 @@ class ClientRequest:
         "_waiter",
         "_wake_above",
         "created_s",
+        "cross_origin",
         "finished",
         "headers",
         "hold_bytes",
@@ -75,6 +78,7 @@ class ClientRequest:
         self.started = self.finished = self.is_gone = False
         self.writable = True
         self.hold_bytes = HOLD_BYTES
+        self.cross_origin = b""
         self._link = link
         self.length = head.length
         self._expects = head.expects_continue
@@ -174,11 +178,18 @@ class ClientRequest:
             framing += b"connection: close\r\n"
         elif self.http10:
             framing += b"connection: keep-alive\r\n"
-        if headers:
-            lines = lines_of(headers) + lines
+        if headers or self.cross_origin:
+            lines = self._merged(headers, lines)
         if b"\r\ndate: " not in lines and not lines.startswith(b"date: "):
             framing += date_line()
         self._held = b"%b%b%b\r\n" % (status_line(status), lines, framing)
+
+    def _merged(self, headers: Headers, lines: bytes) -> bytes:
+        lines = lines_of(headers) + lines
+        if not self.cross_origin:
+            return lines
+        kept = [each for each in lines.split(b"\r\n") if not each.startswith(b"access-control-")]
+        return b"\r\n".join(kept) + self.cross_origin
 
     def flush(self) -> None:
         """Sends the head if nothing of the body has come yet."""
