@@ -1,0 +1,10 @@
+"""How long an engine step takes on a GPU, from first principles.
+
+    step = fixed + efficiency * (linear layers over all tokens of the step, together
+                                 + attention of each prefill chunk
+                                 + attention of all decodes
+                                 + all-reduces + the output layer for each request)
+
+`shape` says what a model computes, `kernels` how long one kernel takes (measured, or from a GPU's
+specification), `step` adds them up. Tables of measured kernels are read by `headway.gpus`.
+"""
