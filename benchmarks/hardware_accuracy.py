@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from headway.bench.judge.spread import Spread
 from headway.bench.report import document as report
 from headway.bench.report.document import Goal
-from headway.bench.judge.spread import Spread
 from headway.core.hardware.gpu import GPU_BY_NAME
 from headway.core.hardware.kernels import Roofline
 from headway.core.hardware.shape import ModelShape
