@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from headway.core.hardware.curve import Curve, Surface
 from headway.core.hardware.gpu import Gpu, gpu_named
-from headway.core.hardware.kernels import Kernels, Measured, Roofline, Tables
+from headway.core.hardware.kernels import Kernels, MeasuredKernels, Roofline, Tables
 from headway.core.hardware.shape import ModelShape
 from headway.core.hardware.step import Calibration, StepTimes
 
@@ -43,12 +43,12 @@ def step_times(
 
 @cache
 def kernels(gpu: str) -> Kernels:
-    """Measured ones where there is a table, else those of the specification."""
+    """MeasuredKernels ones where there is a table, else those of the specification."""
     spec: Gpu = gpu_named(gpu)
     file = resources.files(__name__) / "tables" / f"{spec.name}.json"
     if not file.is_file():
         return Roofline(spec)
-    return Measured(spec, _tables(json.loads(file.read_text("utf-8"))))
+    return MeasuredKernels(spec, _tables(json.loads(file.read_text("utf-8"))))
 
 
 def _tables(read: Mapping[str, Any]) -> Tables:

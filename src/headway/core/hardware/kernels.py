@@ -103,7 +103,7 @@ class Tables:
     all_reduce_by_gpus: Mapping[int, Curve]
 
 
-class Measured:
+class MeasuredKernels:
     """Kernels that were measured; between the shapes measured, times are linear in n and k.
 
     What wasn't measured (a dtype, numbers of GPUs) is the roofline's.

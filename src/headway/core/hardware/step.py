@@ -29,7 +29,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PrefillChunk:
     """Prefill of `tokens` of a prompt of which `context_tokens` are computed."""
 
     tokens: int
@@ -69,7 +69,11 @@ class StepTimes:
         self._decode = kernels.decode_attention(*heads).times(model.layers)
 
     def seconds(
-        self, chunks: Iterable[Chunk] = (), *, decodes: int = 0, decode_context_tokens: int = 0
+        self,
+        chunks: Iterable[PrefillChunk] = (),
+        *,
+        decodes: int = 0,
+        decode_context_tokens: int = 0,
     ) -> float:
         """Of a step. decode_context_tokens: of all decodes together."""
         tokens, attention_s, ending = decodes, 0.0, decodes
@@ -88,10 +92,11 @@ class StepTimes:
         """To compute a prompt alone, in steps of at most `step_tokens`."""
         starts = range(0, prompt_tokens, step_tokens)
         return sum(
-            self.seconds([Chunk(min(step_tokens, prompt_tokens - done), done)]) for done in starts
+            self.seconds([PrefillChunk(min(step_tokens, prompt_tokens - done), done)])
+            for done in starts
         )
 
-    def _chunk(self, chunk: Chunk) -> float:
+    def _chunk(self, chunk: PrefillChunk) -> float:
         """Attention of a chunk: what the longer prompt takes more, at least what it takes alone."""
         alone_s = self._prefill(chunk.tokens)
         if not chunk.context_tokens:
