@@ -21,7 +21,7 @@ from headway.bench.report.document import Goal
 from headway.core.hardware.gpu import GPU_BY_NAME
 from headway.core.hardware.kernels import Roofline
 from headway.core.hardware.shape import ModelShape
-from headway.core.hardware.step import Calibration, PrefillChunk, StepTimes
+from headway.core.hardware.step import Calibration, Prefill, StepTimes
 from headway.gpus import CALIBRATIONS, kernels
 
 DATA: Final = Path(__file__).parent / "data" / "llama70b_fp8_vllm.csv"
@@ -99,9 +99,7 @@ def tpot_s(times: StepTimes, point: Point) -> float:
     plain_s = times.seconds(**decodes(point.requests))
     room = STEP_TOKENS - others
     held_s = sum(
-        times.seconds(
-            [PrefillChunk(min(room, point.prompt_tokens - done), done)], **decodes(others)
-        )
+        times.seconds([Prefill(min(room, point.prompt_tokens - done), done)], **decodes(others))
         - plain_s
         for done in range(0, point.prompt_tokens, room)
     )

@@ -43,7 +43,7 @@ def step_times(
 
 @cache
 def kernels(gpu: str) -> Kernels:
-    """MeasuredKernels ones where there is a table, else those of the specification."""
+    """Measured ones where there is a table, else those of the specification."""
     spec: Gpu = gpu_named(gpu)
     file = resources.files(__name__) / "tables" / f"{spec.name}.json"
     if not file.is_file():

@@ -8,7 +8,7 @@ from headway.core.errors import SettingError
 from headway.core.hardware.gpu import GPU_BY_NAME, gpu_named
 from headway.core.hardware.kernels import Roofline
 from headway.core.hardware.shape import ModelShape
-from headway.core.hardware.step import Calibration, PrefillChunk, StepTimes
+from headway.core.hardware.step import Calibration, Prefill, StepTimes
 
 SIZES = {"layers": 32, "hidden": 4096, "mlp": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128}
 LLAMA_8B = ModelShape(name="8B", vocabulary=128_256, **SIZES)
@@ -28,16 +28,14 @@ EVERY = [times(gpu=gpu, gpus=n) for gpu in GPU_BY_NAME for n in (1, 4)] + [times
 
 @given(st.sampled_from(EVERY), st.integers(1, 20_000), st.integers(0, 100_000))
 def test_more_prefill_takes_longer(of, tokens, context):
-    assert of.seconds([PrefillChunk(tokens, context)]) < of.seconds(
-        [PrefillChunk(tokens + 64, context)]
-    )
+    assert of.seconds([Prefill(tokens, context)]) < of.seconds([Prefill(tokens + 64, context)])
 
 
 @given(st.sampled_from(EVERY), st.integers(1, 8_000), st.integers(0, 100_000))
 def test_context_makes_a_chunk_slower(of, tokens, context):
     assert (
-        of.seconds([PrefillChunk(tokens, context)])
-        <= of.seconds([PrefillChunk(tokens, context + 999)]) + 1e-9
+        of.seconds([Prefill(tokens, context)])
+        <= of.seconds([Prefill(tokens, context + 999)]) + 1e-9
     )
 
 
@@ -51,8 +49,8 @@ def test_more_decodes_take_longer(of, decodes, context):
 @given(st.sampled_from(EVERY), st.integers(1, 2_000), st.integers(1, 200), st.integers(1, 9_000))
 def test_one_step_is_faster_than_two_with_the_same_work(of, tokens, decodes, context):
     decoding = {"decodes": decodes, "decode_context_tokens": decodes * context}
-    apart = of.seconds([PrefillChunk(tokens)]) + of.seconds(**decoding)
-    assert of.seconds([PrefillChunk(tokens)], **decoding) < apart
+    apart = of.seconds([Prefill(tokens)]) + of.seconds(**decoding)
+    assert of.seconds([Prefill(tokens)], **decoding) < apart
 
 
 @given(st.integers(2, 60_000), st.sampled_from([512, 2048, 8192]))
@@ -68,9 +66,9 @@ def test_a_step_without_work_takes_no_time():
 
 def test_graphs_pad_a_step_to_their_next_size():
     of = times(gpu="l4", graph_sizes=[1, 256, 512])
-    assert of.seconds([PrefillChunk(300)]) > times(gpu="l4").seconds([PrefillChunk(300)])
-    assert of.seconds([PrefillChunk(512)]) == times(gpu="l4").seconds([PrefillChunk(512)])
-    assert of.seconds([PrefillChunk(513)]) == times(gpu="l4").seconds([PrefillChunk(513)])
+    assert of.seconds([Prefill(300)]) > times(gpu="l4").seconds([Prefill(300)])
+    assert of.seconds([Prefill(512)]) == times(gpu="l4").seconds([Prefill(512)])
+    assert of.seconds([Prefill(513)]) == times(gpu="l4").seconds([Prefill(513)])
 
 
 def test_more_gpus_are_faster_but_not_by_as_much():

@@ -29,7 +29,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillChunk:
+class Prefill:
     """Prefill of `tokens` of a prompt of which `context_tokens` are computed."""
 
     tokens: int
@@ -70,7 +70,7 @@ class StepTimes:
 
     def seconds(
         self,
-        chunks: Iterable[PrefillChunk] = (),
+        chunks: Iterable[Prefill] = (),
         *,
         decodes: int = 0,
         decode_context_tokens: int = 0,
@@ -92,11 +92,10 @@ class StepTimes:
         """To compute a prompt alone, in steps of at most `step_tokens`."""
         starts = range(0, prompt_tokens, step_tokens)
         return sum(
-            self.seconds([PrefillChunk(min(step_tokens, prompt_tokens - done), done)])
-            for done in starts
+            self.seconds([Prefill(min(step_tokens, prompt_tokens - done), done)]) for done in starts
         )
 
-    def _chunk(self, chunk: PrefillChunk) -> float:
+    def _chunk(self, chunk: Prefill) -> float:
         """Attention of a chunk: what the longer prompt takes more, at least what it takes alone."""
         alone_s = self._prefill(chunk.tokens)
         if not chunk.context_tokens:
