@@ -43,6 +43,8 @@ def engines(name: str = "a", port: int = 1) -> st.SearchStrategy[EngineView]:
         queued=st.sampled_from((0, 0, 3, 10_000)),
         prefill_tokens_per_s=st.sampled_from((0.0, 100.0, 5_000.0, float("inf"))),
         weight=st.sampled_from((1.0, 1.0, 0.1, 0.0, -2.0)),
+        degraded=st.sampled_from((False, False, True)),
+        requests=st.sampled_from((0, 0, 2, 50, -1)),
     )
 
 
@@ -81,4 +83,7 @@ def requests() -> st.SearchStrategy[RequestView]:
         excluded=st.frozensets(st.sampled_from(ENGINE_IDS), max_size=2),
         too_long_for=st.frozensets(st.sampled_from("abc"), max_size=1),
         exact=st.booleans(),
+        kept_tokens=st.dictionaries(
+            st.sampled_from(ENGINE_IDS), st.sampled_from((-5, 300, 60_000, 2_000_000)), max_size=4
+        ),
     )

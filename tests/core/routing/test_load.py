@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.routing.load import Load, Work
+from headway.core.routing.load import Claim, Load, Work
 
 PATIENCE = {"idle_s": 30.0, "first_byte_s": 60.0, "s_per_1k_tokens": 2.0}
 
@@ -18,12 +18,16 @@ steps = st.lists(
 )
 
 
+def claim(load, prefill_tokens, kv_tokens):
+    return Claim(load, prefill_tokens, kv_tokens, late=False)
+
+
 @given(steps)
 def test_every_figure_is_a_sum_over_live_claims(happened):
     load, live, every = Load(), {}, []
     for kind, first, second in happened:
         if kind == "claim":
-            every.append(load.claim(prefill_tokens=first, kv_tokens=second))
+            every.append(claim(load, first, second))
             live[len(every) - 1] = [first, 0, second]
         elif kind == "prefilled" and first < len(every):
             every[first].prefilled(second)
@@ -41,19 +45,19 @@ def test_every_figure_is_a_sum_over_live_claims(happened):
             kv_tokens=sum(share[2] for share in shares),
         )
         assert len(load.claims) == len(shares)
-    for claim in every:
-        claim.release()
-        claim.release()
-        claim.prefilled(5)
+    for each in every:
+        each.release()
+        each.release()
+        each.prefilled(5)
     assert load.work == Work()
     assert load.patience_s(**PATIENCE) == 0.0
 
 
 def test_what_is_ahead_of_a_prompt_is_its_own_and_what_came_before():
     load = Load()
-    assert load.claim(prefill_tokens=100, kv_tokens=100).ahead_tokens == 100
-    assert load.claim(prefill_tokens=50, kv_tokens=50).ahead_tokens == 150
-    assert load.claim(prefill_tokens=0, kv_tokens=50).ahead_tokens == 0
+    assert claim(load, 100, 100).ahead_tokens == 100
+    assert claim(load, 50, 50).ahead_tokens == 150
+    assert claim(load, 0, 50).ahead_tokens == 0
 
 
 @given(st.lists(st.tuples(st.integers(-5, 10_000), st.floats(-1, 100)), max_size=50))
@@ -82,15 +86,15 @@ def test_a_long_prompt_says_more_of_a_speed_than_short_ones():
 )
 def test_an_engine_may_be_silent_as_long_as_its_slowest_request_takes(late, answering, patience_s):
     load = Load()
-    claim = load.claim(prefill_tokens=10_000, kv_tokens=10_000, late=late)
+    made = Claim(load, 10_000, 10_000, late=late)
     if answering:
-        claim.prefilled(10_000)
+        made.prefilled(10_000)
     assert load.patience_s(**PATIENCE) == patience_s
 
 
 def test_of_several_requests_the_one_that_may_take_longest_counts():
     load = Load()
-    load.claim(prefill_tokens=1_000, kv_tokens=1_000).prefilled(1_000)
-    load.claim(prefill_tokens=500, kv_tokens=500)
-    load.claim(prefill_tokens=70_000, kv_tokens=70_000)
+    claim(load, 1_000, 1_000).prefilled(1_000)
+    claim(load, 500, 500)
+    claim(load, 70_000, 70_000)
     assert load.patience_s(**PATIENCE) == 200.0

@@ -41,13 +41,6 @@ class Load:
         self._measured_tokens = 0.0
         self._measured_s = 0.0
 
-    def claim(self, *, prefill_tokens: int, kv_tokens: int, late: bool = False) -> "Claim":
-        """Count a request that is about to be sent there.
-
-        late: the engine is silent already, so nothing can be told from how it answers this one.
-        """
-        return Claim(self, prefill_tokens, kv_tokens, late=late)
-
     def learn_rate(self, tokens: int, seconds: float) -> None:
         """`tokens` of prefill, those before it included, took `seconds` until a first token.
 
@@ -76,6 +69,7 @@ class Load:
 class Claim:
     """One request's share of an engine's work: prefilling, then decoding, then nothing.
 
+    late: the engine is silent already, so nothing can be told from how it answers this one.
     ahead_tokens: prefill that was to be done when it came, its own included; 0 if it has none.
     `release` may be called any number of times; only the first counts.
     """

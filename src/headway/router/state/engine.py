@@ -103,8 +103,7 @@ class EngineState:
 
     def claim(self, *, prefill_tokens: int, kv_tokens: int) -> Claim:
         """Count a request that is about to be sent there."""
-        late = self.health.degraded
-        return self.load.claim(prefill_tokens=prefill_tokens, kv_tokens=kv_tokens, late=late)
+        return Claim(self.load, prefill_tokens, kv_tokens, late=self.health.degraded)
 
     def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
         """What /v1/models said; the smallest context counts where the pool sets none."""
