@@ -12,7 +12,9 @@ from headway.core.routing.pick import DECODE_AS_TOKENS, decode_work, pick, queue
 from headway.core.routing.places import best_fit, serving
 from headway.core.routing.views import EngineView, PoolView, RequestView
 
-_UNREAD: Final = RequestView("", 1, 0, 0.0, math.inf)
+_UNREAD: Final = RequestView(
+    id="", prompt_tokens=1, max_tokens=0, arrival_s=0.0, ttft_limit_s=math.inf
+)
 """A request whose body nobody has read."""
 
 

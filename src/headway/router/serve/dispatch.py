@@ -39,13 +39,13 @@ class Dispatch:
         limits = service.limits(tokens, parsed.ttft_slo_s, parsed.tpot_slo_s)
         self._chain = service.prefixes.chain(parsed.prefix)
         self.view = RequestView(
-            record.receipt.request_id,
-            tokens,
-            parsed.max_tokens,
-            request.created_s,
-            limits.ttft_s,
-            parsed.splittable,
-            service.cached_tokens(self._chain, len(parsed.prefix), tokens),
+            id=record.receipt.request_id,
+            prompt_tokens=tokens,
+            max_tokens=parsed.max_tokens,
+            arrival_s=request.created_s,
+            ttft_limit_s=limits.ttft_s,
+            splittable=parsed.splittable,
+            cached_tokens=service.cached_tokens(self._chain, len(parsed.prefix), tokens),
             exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
             kept_tokens=service.kept_tokens(tokens),
         )
