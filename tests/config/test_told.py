@@ -42,8 +42,10 @@ def test_examples_of_a_fleet_are_right_and_raise_no_warning(example):
         config.parse(example)
 
 
-def test_the_page_has_an_example_of_each_strategy():
-    assert {config.parse(example).router.strategy for example in EXAMPLES} == set(STRATEGY_BY_NAME)
+def test_the_page_has_an_example_of_each_kind_of_pools():
+    shown = {config.parse(example).router.routing for example in EXAMPLES}
+    kinds = {(row.splits, row.by_length) for row in STRATEGY_BY_NAME.values()}
+    assert {(row.splits, row.by_length) for row in shown} == kinds
 
 
 @pytest.mark.parametrize(("path", "setting"), ALL)

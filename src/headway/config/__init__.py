@@ -112,7 +112,7 @@ def from_flags(
     """The configuration for a command line.
 
     engines, prefill, decode: URLs of the engines of each role, one pool a role. With `prefill`
-        or `decode` the strategy is `disaggregated` unless `router` says otherwise.
+        or `decode` the strategy is one that splits unless `router` says otherwise.
     router: what the file would have in [router], nested likewise; relative paths start at the
         working directory.
 

@@ -25,7 +25,13 @@ from headway.config.fleet import DEVICE, MODEL, Batching, Fleet, Variables, Vllm
 from headway.config.keys import KeyEntry, KeyHash, KeyRing
 from headway.config.problems import Source
 from headway.core.batching.settings import LONG_PREFILL_TOKENS
-from headway.core.routing.strategies import DEFAULT_STRATEGY, STRATEGY_BY_NAME, Strategy
+from headway.core.routing.strategies import (
+    DEFAULT_STRATEGY,
+    LENGTH_STRATEGIES,
+    MEANINGS,
+    STRATEGY_BY_NAME,
+    Strategy,
+)
 
 ROLES: Final = ("both", "prefill", "decode")
 
@@ -38,6 +44,10 @@ _ORIGIN: Final = Text(
     'the origin of a web page; use one such as "https://chat.example.com", or "*"',
 )
 _SIZE: Final = Whole(1, 1024)
+_STRATEGY: Final = f"how requests are spread over the pools; {MEANINGS}"
+_PROMPT_LIMIT: Final = (
+    f"{LENGTH_STRATEGIES}: prompts up to this many uncached tokens go here; not set: any"
+)
 _NAME: Final = Text(r"[A-Za-z0-9._-]{1,64}", "a name of up to 64 letters, digits, . _ or -")
 # Lower case isn't taken, so that a key put here by mistake isn't a valid name and shown to people.
 _VARIABLE: Final = Text(
@@ -133,9 +143,7 @@ class Router:
         Whole(0, 65535),
         "state and draining, on the loopback address only; 0: off, with `headway up` any free port",
     ] = 9001
-    strategy: Annotated[
-        str, Choice(tuple(STRATEGY_BY_NAME)), "how requests are spread over the pools"
-    ] = DEFAULT_STRATEGY
+    strategy: Annotated[str, Choice(tuple(STRATEGY_BY_NAME)), _STRATEGY] = DEFAULT_STRATEGY
     receipt: Annotated[
         bool,
         Flag(),
@@ -215,7 +223,7 @@ class Pool:
     max_prompt_tokens: Annotated[
         int | None,
         _TOKENS,
-        "dedicated: prompts up to this many uncached tokens go here; not set: any",
+        _PROMPT_LIMIT,
     ] = None
     max_model_len: Annotated[
         int | None,

@@ -8,12 +8,10 @@ from headway.config.checks import EngineAddress
 from headway.config.model import Config, Router, Tls
 from headway.config.problems import Problems
 from headway.config.starting import Pools, check_places, check_starts
-from headway.core.routing.strategies import SPLIT_STRATEGY, STRATEGY_BY_NAME
+from headway.core.routing.strategies import LENGTH_STRATEGIES, SPLIT_STRATEGY
 
 if TYPE_CHECKING:
     from headway.config.lines import Path
-
-_READERS = " or ".join(f'"{row.name}"' for row in STRATEGY_BY_NAME.values() if row.by_length)
 
 
 def check(router: Router, pools: Pools, problems: Problems, *, starts: bool) -> None:
@@ -113,7 +111,7 @@ def warnings(config: Config) -> tuple[str, ...]:
         ]
     if not router.routing.by_length:
         found += [
-            f'max_prompt_tokens of pool "{pool.name}" has no effect: only {_READERS} reads it'
+            f'max_prompt_tokens of pool "{pool.name}" has no effect without {LENGTH_STRATEGIES}'
             for pool in config.pools
             if pool.max_prompt_tokens is not None
         ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.core.errors import HeadwayError, SettingError
-from headway.core.routing.strategies import SPLIT_STRATEGY, STRATEGY_BY_NAME
+from headway.core.routing.strategies import MEANINGS, SPLIT_STRATEGY, STRATEGY_BY_NAME
 
 FILE: Final = "headway.toml"
 NAME: Final = "default"
@@ -22,10 +22,10 @@ Starts a fleet: engines, a router in front of them, and a supervisor that keeps 
 or `headway down`. Without FILE and without ./{FILE}, the bundled model with what suits this
 machine. `headway init` writes a file to start from; docs/fleet.md tells what can be in it.
 """
-_EXAMPLES: Final = """\
+_EXAMPLES: Final = f"""\
 examples:
   headway up
-  headway init --strategy disaggregated && headway up --dry-run
+  headway init --strategy {SPLIT_STRATEGY} && headway up --dry-run
   headway status --watch
   headway scale decode=2
 """
@@ -80,7 +80,8 @@ def _add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy",
         choices=tuple(STRATEGY_BY_NAME),
-        help=f"how requests are spread (default: {SPLIT_STRATEGY} where there are two devices)",
+        help=f"how requests are spread (default: {SPLIT_STRATEGY} where there are two devices); "
+        + MEANINGS,
     )
     parser.add_argument("--model", help="a directory or a hub name (default: the bundled model)")
     parser.add_argument("--force", action="store_true", help="also over a file that exists")

@@ -34,7 +34,7 @@ def test_no_other_code_knows_a_strategy_by_its_name():
         for file in SOURCES.rglob("*.py")
         # What is measured of each is the benchmarks' own to say.
         if not {HOME, SOURCES / "bench"} & set(file.parents)
-        and set(strings(file)) & set(STRATEGY_BY_NAME)
+        and any(name in text for text in strings(file) for name in STRATEGY_BY_NAME)
     }
     assert knowing == set()
 
@@ -58,4 +58,3 @@ def test_the_explanation_says_what_the_chosen_one_does():
 
 def test_pools_of_two_roles_are_for_the_one_that_splits():
     assert STRATEGY_BY_NAME[SPLIT_STRATEGY].splits
-    assert [row.splits for row in STRATEGY_BY_NAME.values()].count(True) == 1

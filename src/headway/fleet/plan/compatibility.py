@@ -58,7 +58,7 @@ def problems(spec: FleetSpec) -> list[Problem]:
     if not config.router.routing.splits:
         return []
     sides = [_side(index, pool) for index, pool in started(config)]
-    found = [problem for side in sides for problem in _connector(side)]
+    found = [problem for side in sides for problem in _connector(side, config.router.strategy)]
     for sender in sides:
         for receiver in sides:
             if (
@@ -78,14 +78,14 @@ def _side(index: int, pool: Pool) -> _Side:
     return _Side(index, pool, given, flags.connector(pool.flags))
 
 
-def _connector(side: _Side) -> Iterator[tuple[Path, str]]:
+def _connector(side: _Side, strategy: str) -> Iterator[tuple[Path, str]]:
     own, role = side.connector, side.pool.role
     if own is None:
         if role == "both":
             yield (
                 side.place("role"),
                 (
-                    'with "disaggregated" its KV is to move too, and "both" starts without a KV '
+                    f'with "{strategy}" its KV is to move too, and "both" starts without a KV '
                     'connector; use "prefill" or "decode", or add --kv-transfer-config to flags'
                 ),
             )

@@ -5,7 +5,8 @@ A strategy names engines and a reason; the router sends, and asks again with `ex
 destination: engines are those of the pools.
 
 Another one takes a function beside these and a row here. Configuration, its checks, its schema,
-what it says of itself, `headway init` and the router go by the rows.
+what it says of itself, the help of `headway route` and `headway init`, and the router go by the
+rows.
 """
 
 from dataclasses import dataclass
@@ -66,5 +67,9 @@ _ROWS: Final = (
 )
 STRATEGY_BY_NAME: Final = {row.name: row for row in _ROWS}
 DEFAULT_STRATEGY: Final = _ROWS[0].name
+MEANINGS: Final = "; ".join(f"{row.name}: {row.meaning}" for row in _ROWS)
+"""Of all of them, for users."""
+LENGTH_STRATEGIES: Final = " or ".join(row.name for row in _ROWS if row.by_length)
+"""Those in which pools differ by `max_prompt_tokens`, for users."""
 SPLIT_STRATEGY: Final = next(row.name for row in _ROWS if row.splits)
 """What pools of both kinds are for, where nothing else is said."""
