@@ -1,5 +1,6 @@
 """Which engine is picked, and what may never sway it."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -158,10 +159,43 @@ def test_a_cold_prompt_leaves_a_warm_engine_alone_where_another_is_as_idle():
     assert {pick([warm, cold], asked, draw / 8) for draw in range(8)} == {cold}
 
 
-def test_where_there_is_room_for_both_nothing_is_driven_out():
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 4_000)), min_size=2, max_size=4),
+    st.sampled_from((None, 100_000, 10**7)),
+    st.integers(1, 90_000),
+    draws,
+)
+def test_of_equals_the_one_that_has_least_for_others_is_chosen(kept, capacity, tokens, draw):
+    """Within a small tolerance, whatever they have of the prompt, if it is the same."""
+    own = min(tokens, 4_096)
+    fleet = [engine("z", port, kv_capacity_tokens=capacity) for port in range(len(kept))]
+    held = {e.id: own + many + few for e, (many, few) in zip(fleet, kept, strict=True)}
+    found = pick(
+        fleet,
+        request(tokens, cached_tokens=dict.fromkeys(held, own), kept_tokens=held),
+        draw,
+    )
+    most = math.inf if capacity is None else capacity
+    assert min(most, held[found.id] - own) <= min(held.values()) - own + 2 * rules.SPARED_TOKENS
+
+
+def test_where_there_is_room_for_both_the_one_that_comes_back_still_finds_its_engine_idle():
     warm, cold = (engine("a", port, kv_capacity_tokens=500_000) for port in (1, 2))
     asked = request(80_000, kept_tokens={warm.id: 60_000})
-    assert {pick([warm, cold], asked, draw / 8) for draw in range(8)} == {warm, cold}
+    assert {pick([warm, cold], asked, draw / 8) for draw in range(8)} == {cold}
+
+
+def test_room_for_all_of_it_counts_more_than_how_much_is_there():
+    full = engine("a", 1, kv_capacity_tokens=100_000)
+    roomy = engine("a", 2, kv_capacity_tokens=1_000_000)
+    asked = request(80_000, kept_tokens={full.id: 100_000, roomy.id: 400_000})
+    assert {pick([full, roomy], asked, draw / 8) for draw in range(8)} == {roomy}
+
+
+def test_what_is_remembered_beyond_an_engine_s_memory_is_not_there():
+    small, same = (engine("a", port, kv_capacity_tokens=100_000) for port in (1, 2))
+    asked = request(80_000, kept_tokens={small.id: 2_000_000, same.id: 150_000})
+    assert {pick([small, same], asked, draw / 8) for draw in range(8)} == {small, same}
 
 
 def test_what_is_cached_of_the_prompt_itself_is_nobody_else_s():

@@ -295,7 +295,10 @@ def test_a_degraded_engine_gets_only_what_no_other_may_serve(name, asked, pools,
     def routed(**change):
         changed = [
             p._replace(
-                engines=tuple(e._replace(**change) if e.id in shunned else e for e in p.engines)
+                engines=tuple(
+                    e._replace(**{"degraded": False, **(change if e.id in shunned else {})})
+                    for e in p.engines
+                )
             )
             for p in pools
         ]

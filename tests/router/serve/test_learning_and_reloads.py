@@ -35,6 +35,25 @@ def test_a_prompt_goes_where_its_beginning_is():
     run(main)
 
 
+@pytest.mark.parametrize("kv_capacity_tokens", [None, 10_000, 1_000_000])
+def test_a_cold_prompt_leaves_a_warm_session_s_engine_alone(kv_capacity_tokens):
+    async def main():
+        async with Fleet(engines=2) as fleet:
+            for pool in fleet.service.pools:
+                pool.kv_capacity_tokens = kv_capacity_tokens
+            for stub in fleet.both:
+                stub.prompt_tokens = len(LONG) // 4
+            await fleet.ask(body_of(text=LONG))
+            (warm,) = [stub for stub in fleet.both if stub.seen]
+            for _ in range(3):
+                await fleet.ask(body_of(text=LONG))
+            assert len(warm.seen) == 4
+            await fleet.ask(body_of(text=f"another beginning {LONG}"))
+            assert len(warm.seen) == 4
+
+    run(main)
+
+
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_lengths_are_learned_from_usage(stream, split):

@@ -13,6 +13,8 @@ from typing import Final
 from headway.core.routing.classify import uncached_tokens
 from headway.core.routing.views import EngineView, RequestView
 
+Cost = Callable[[EngineView, RequestView], int]
+"""Tokens of others' cache that are at stake if the request joins."""
 Work = Callable[[EngineView, RequestView, float], float]
 """Outstanding work if the request joins, above 0; the third argument is the engine's prefill
 speed, tokens/s."""
@@ -35,7 +37,7 @@ LEAST_WEIGHT: Final = 0.01
 TIE: Final = 1.05
 """Loads up to this many times the least are equal."""
 SPARED_TOKENS: Final = 1_024
-"""Driving out so many more cached tokens than elsewhere makes no difference."""
+"""So many more cached tokens than elsewhere make no difference."""
 
 
 def pick(
@@ -44,9 +46,9 @@ def pick(
     """The ready engine, not excluded for this request, with the least `work` over weight.
 
     Engines without KV room for the request come after all others. Loads within 5% of
-    the least are a tie: of these, engines where the request drives out less of what is cached for
-    others come first (a cold 80k prompt doesn't land on a warm session's engine beside an idle
-    one); then `draw` in [0, 1) decides.
+    the least are a tie. Of these come first engines where the request drives out less of what is
+    cached for others, then those that have less of it: whoever comes back to a warm engine isn't to
+    find a cold 80k prompt there that another could have taken. Then `draw` in [0, 1) decides.
 
     work: `prefill_work` by default.
 
@@ -71,25 +73,34 @@ def pick(
     tied = [e for e, load in zip(roomy, loads, strict=True) if load <= most]
     if len(tied) > 1:
         if request.kept_tokens:
-            tied = _least_driven_out(tied, request)
+            tied = _least(_driven_out_tokens, tied, request)
+            tied = _least(_others_tokens, tied, request)
         tied.sort(key=_ID)
     return tied[max(0, min(len(tied) - 1, int(draw * len(tied))))]
 
 
-def _least_driven_out(engines: list[EngineView], request: RequestView) -> list[EngineView]:
-    """Those in which the request's KV takes the place of the least that is cached for others."""
-    driven = [_driven_out_tokens(engine, request) for engine in engines]
-    least = min(driven) + SPARED_TOKENS
-    return [e for e, tokens in zip(engines, driven, strict=True) if tokens <= least]
+def _least(cost: Cost, engines: list[EngineView], request: RequestView) -> list[EngineView]:
+    """Those of the least cost, and hardly more."""
+    costs = [cost(engine, request) for engine in engines]
+    most = min(costs) + SPARED_TOKENS
+    return [e for e, tokens in zip(engines, costs, strict=True) if tokens <= most]
 
 
 def _driven_out_tokens(engine: EngineView, request: RequestView) -> int:
-    kept = request.kept_tokens.get(engine.id, 0) - request.cached_tokens.get(engine.id, 0)
+    """Of what is cached for others, what the request's KV takes the place of."""
     wanted = uncached_tokens(request, engine.id)
     if engine.kv_capacity_tokens is not None:
-        free = engine.kv_capacity_tokens - max(0, engine.kv_tokens) - kept
-        wanted = max(0, wanted - max(0, free))
-    return min(max(0, kept), wanted)
+        taken = max(0, engine.kv_tokens) + max(0, request.kept_tokens.get(engine.id, 0))
+        wanted = max(0, wanted - max(0, engine.kv_capacity_tokens - taken))
+    return min(wanted, _others_tokens(engine, request))
+
+
+def _others_tokens(engine: EngineView, request: RequestView) -> int:
+    """What is cached for others: at most what the engine can hold."""
+    own = max(0, request.cached_tokens.get(engine.id, 0))
+    others = max(0, request.kept_tokens.get(engine.id, 0) - own)
+    capacity = engine.kv_capacity_tokens
+    return others if capacity is None else min(others, capacity)
 
 
 def prefill_work(engine: EngineView, request: RequestView, tokens_per_s: float) -> float:
