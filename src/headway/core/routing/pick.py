@@ -13,8 +13,6 @@ from typing import Final
 from headway.core.routing.classify import uncached_tokens
 from headway.core.routing.views import EngineView, RequestView
 
-Cost = Callable[[EngineView, RequestView], int]
-"""Tokens of others' cache that are at stake if the request joins."""
 Work = Callable[[EngineView, RequestView, float], float]
 """Outstanding work if the request joins, above 0; the third argument is the engine's prefill
 speed, tokens/s."""
@@ -73,34 +71,31 @@ def pick(
     tied = [e for e, load in zip(roomy, loads, strict=True) if load <= most]
     if len(tied) > 1:
         if request.kept_tokens:
-            tied = _least(_driven_out_tokens, tied, request)
-            tied = _least(_others_tokens, tied, request)
+            tied = _sparing(tied, request)
         tied.sort(key=_ID)
     return tied[max(0, min(len(tied) - 1, int(draw * len(tied))))]
 
 
-def _least(cost: Cost, engines: list[EngineView], request: RequestView) -> list[EngineView]:
-    """Those of the least cost, and hardly more."""
-    costs = [cost(engine, request) for engine in engines]
-    most = min(costs) + SPARED_TOKENS
-    return [e for e, tokens in zip(engines, costs, strict=True) if tokens <= most]
+def _sparing(engines: list[EngineView], request: RequestView) -> list[EngineView]:
+    """Those where least is driven out of what is cached for others; of these, where least is."""
+    stakes = [_at_stake(engine, request) for engine in engines]
+    most = min(stakes)[0] + SPARED_TOKENS
+    spared = [(o, e) for (driven, o), e in zip(stakes, engines, strict=True) if driven <= most]
+    most = min([others for others, _ in spared]) + SPARED_TOKENS
+    return [engine for others, engine in spared if others <= most]
 
 
-def _driven_out_tokens(engine: EngineView, request: RequestView) -> int:
-    """Of what is cached for others, what the request's KV takes the place of."""
-    wanted = uncached_tokens(request, engine.id)
-    if engine.kv_capacity_tokens is not None:
-        taken = max(0, engine.kv_tokens) + max(0, request.kept_tokens.get(engine.id, 0))
-        wanted = max(0, wanted - max(0, engine.kv_capacity_tokens - taken))
-    return min(wanted, _others_tokens(engine, request))
-
-
-def _others_tokens(engine: EngineView, request: RequestView) -> int:
-    """What is cached for others: at most what the engine can hold."""
-    own = max(0, request.cached_tokens.get(engine.id, 0))
-    others = max(0, request.kept_tokens.get(engine.id, 0) - own)
-    capacity = engine.kv_capacity_tokens
-    return others if capacity is None else min(others, capacity)
+def _at_stake(engine: EngineView, request: RequestView) -> tuple[int, int]:
+    """Tokens cached for others: those whose place the request's KV takes, and all of them."""
+    name, capacity = engine.id, engine.kv_capacity_tokens
+    kept = max(0, request.kept_tokens.get(name, 0))
+    others = max(0, kept - max(0, request.cached_tokens.get(name, 0)))
+    wanted = uncached_tokens(request, name)
+    if capacity is not None:
+        free = capacity - max(0, engine.kv_tokens) - kept
+        wanted = max(0, wanted - max(0, free))
+        others = min(others, capacity)
+    return min(others, wanted), others
 
 
 def prefill_work(engine: EngineView, request: RequestView, tokens_per_s: float) -> float:
