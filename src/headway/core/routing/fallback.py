@@ -18,28 +18,38 @@ _UNREAD: Final = RequestView(
 """A request whose body nobody has read."""
 
 
-def passed_on(
-    pools: Iterable[PoolView], *, excluded: frozenset[str], draw: float
-) -> EngineView | None:
-    """For a request whose work isn't known: the engine with the least work.
+def passed_on(pools: Iterable[PoolView], *, excluded: frozenset[str], draw: float) -> str | None:
+    """For a request whose work isn't known: the id of the engine with the least work.
 
     None: no engine that serves whole requests is ready and not in `excluded`.
     """
     request = _UNREAD._replace(excluded=excluded)
     places, _ = best_fit(serving(pools), request)
-    return pick([engine for _, engine in places], request, draw, _all_work)
+    found = pick([engine for _, engine in places], request, draw, _all_work)
+    return found.id if found else None
 
 
 def puller(
-    pools: Iterable[PoolView], request: RequestView, *, prefilled_on: str | None, draw: float
-) -> EngineView | None:
-    """Another decode engine for KV that waits on `prefilled_on`, when its own may not be sent to.
+    pools: Iterable[PoolView],
+    request: RequestView,
+    *,
+    meant: str | None,
+    prefilled_on: str | None,
+    draw: float,
+) -> str | None:
+    """The id of the decode engine for KV that waits on `prefilled_on`.
 
-    Where prompt and answer fit, if they do anywhere. None: there is no other.
+    meant: whom it was prefilled for, as long as what is under way may end there. Unless that one
+    failed the request it is the one, and `pools` isn't read; the work is counted there already.
+
+    Otherwise another, where prompt and answer fit if they do anywhere. None: there is no other.
     """
+    if meant is not None and meant not in request.excluded:
+        return meant
     others = [place for place in serving(pools) if place[1].id != prefilled_on]
     places, _ = best_fit(others, request)
-    return pick([engine for _, engine in places], request, draw, decode_work)
+    found = pick([engine for _, engine in places], request, draw, decode_work)
+    return found.id if found else None
 
 
 def _all_work(engine: EngineView, _request: RequestView, _tokens_per_s: float) -> float:

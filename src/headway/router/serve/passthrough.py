@@ -98,7 +98,7 @@ async def _forward(record: Record) -> None:
     while found := passed_on(
         service.views(), excluded=attempts.excluded, draw=service.random.random()
     ):
-        engine = service.engines[found.id]
+        engine = service.engines[found]
         tried.append(engine.id)
         record.served("passed through", *tried)
         try:

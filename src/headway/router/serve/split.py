@@ -164,19 +164,17 @@ class Split:
         yield body
 
     def _puller(self) -> EngineState | None:
-        """A decode engine for the handoff: the one it was meant for, while that may be sent to."""
-        service, meant, request = self._service, self._decode_engine, self._dispatch.view
-        if (
-            meant is not None
-            and service.engines.get(meant.id) is meant
-            and meant.id not in request.excluded
-            and meant.health.may_end_there(service.now())
-        ):
-            return meant
-        prefilled_on = self._prefill_engine.id if self._prefill_engine else None
-        draw = service.random.random()
-        other = puller(service.views(), request, prefilled_on=prefilled_on, draw=draw)
-        return service.engines[other.id] if other else None
+        """A decode engine for the handoff; None if there is none left."""
+        service, meant, now_s = self._service, self._decode_engine, self._service.now()
+        known = meant is not None and service.engines.get(meant.id) is meant
+        found = puller(
+            (pool.view(now_s) for pool in service.pools),
+            self._dispatch.view,
+            meant=meant.id if meant and known and meant.health.may_end_there(now_s) else None,
+            prefilled_on=self._prefill_engine.id if self._prefill_engine else None,
+            draw=service.random.random(),
+        )
+        return service.engines[found] if found else None
 
     async def _whole(self, action: SendWhole) -> Actions:
         dispatch, now = self._dispatch, self._service.now
