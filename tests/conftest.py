@@ -2,6 +2,8 @@
 
 import os
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,21 +27,32 @@ for profile, examples in (("steady", 60), ("quick", 10)):
 settings.register_profile("explore", deadline=None, max_examples=1_000, suppress_health_check=SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+_ROOT = Path(__file__).resolve().parents[1]
+_OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("src", "tests", "scripts", "benchmarks"))
+_STANDARD = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<")
 _started: list[str] = []
 """Processes that the test of now has started, by what started them."""
 
 
-_OURS = ("python", "headway", "nginx", "curl", "git", "bash", "make")
-"""What tests start. Libraries start others, once: `platform` asks uname."""
+def _by_a_library() -> bool:
+    """Whether a package that is installed asked for it: vLLM's registry does, where its cache is
+    empty, and so does whoever asks `platform` for the first time.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_OURS):
+            return False
+        if not file.startswith(_STANDARD) or "site-packages" in file:
+            return True
+        frame = frame.f_back
+    return True
 
 
 def _note(event: str, arguments: tuple) -> None:
-    if event == "os.fork":
-        _started.append(event)
-    elif event in {"subprocess.Popen", "os.posix_spawn"}:
-        name = os.path.basename(os.fsdecode(arguments[0]))  # noqa: PTH119  it may be bytes
-        if name.startswith(_OURS):
-            _started.append(f"{event}: {name}")
+    starts = event in {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}
+    if starts and not _by_a_library():
+        _started.append(f"{event}: {arguments[0] if arguments else ''}")
 
 
 sys.addaudithook(_note)
