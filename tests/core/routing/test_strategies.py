@@ -39,7 +39,7 @@ def test_no_other_code_knows_a_strategy_by_its_name():
     assert knowing == set()
 
 
-@pytest.mark.parametrize("row", STRATEGY_BY_NAME.values(), ids=str)
+@pytest.mark.parametrize("row", STRATEGY_BY_NAME.values(), ids=STRATEGY_BY_NAME)
 def test_each_has_a_file_with_its_function(row):
     assert row.route.__module__ == f"headway.core.routing.strategies.{row.name}"
     assert row.route.__name__ == row.name

@@ -137,11 +137,19 @@ def test_the_socket_is_the_owners_alone_and_goes_with_the_supervisor(home):
 
 def test_an_answer_under_way_at_the_end_is_still_given(home):
     async def run():
-        async with control_socket.served(home.socket, handle):
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def waits(request):
+            begun.set()
+            await go.wait()
+            return {"asked": request}
+
+        async with control_socket.served(home.socket, waits):
             asked = asyncio.create_task(
-                asyncio.to_thread(control_socket.ask, "one", {"wait_s": 0.3}, 5.0)
+                asyncio.to_thread(control_socket.ask, "one", {"do": "x"}, 5.0)
             )
-            await asyncio.sleep(0.1)
+            await begun.wait()
+            asyncio.get_running_loop().call_soon(go.set)  # once the socket is being closed
         return await asked
 
-    assert asyncio.run(run()) == {"asked": {"wait_s": 0.3}}
+    assert asyncio.run(run()) == {"asked": {"do": "x"}}

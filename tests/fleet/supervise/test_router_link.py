@@ -5,6 +5,9 @@ import contextlib
 import json
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
+from headway.fleet.supervise import router_link
 from headway.fleet.supervise.router_link import RouterLink, RouterProbe
 
 
@@ -66,6 +69,23 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
+@pytest.fixture
+def failures(monkeypatch):
+    """One entry for each time that the link reached nobody."""
+    found = []
+    exchange = router_link.exchange
+
+    async def noting(*given):
+        try:
+            return await exchange(*given)
+        except ConnectionError:
+            found.append(given)
+            raise
+
+    monkeypatch.setattr(router_link, "exchange", noting)
+    return found
+
+
 def linked(test):
     async def run():
         admin = Admin()
@@ -90,13 +110,15 @@ def test_what_changes_is_told_at_once_and_what_the_router_believes_is_not():
         assert admin.asked == [("/drain", "p/b:2")]
         link.set_open("p/b:2", is_open=True)
         await until(lambda: not admin.drained)
-        await asyncio.sleep(0.3)
-        assert admin.asked == [("/drain", "p/b:2"), ("/undrain", "p/b:2")]
+        link.set_open("p/a:1", is_open=False)
+        await asyncio.wait_for(link.until_closed("p/a:1"), 5)
+        drain_other = ("/drain", "p/a:1")
+        assert admin.asked == [("/drain", "p/b:2"), ("/undrain", "p/b:2"), drain_other]
 
     linked(test)
 
 
-def test_a_router_that_was_restarted_is_told_again():
+def test_a_router_that_was_restarted_is_told_again(failures):
     async def test(admin, link):
         link.started()
         link.set_open("p/a:1", is_open=False)
@@ -106,7 +128,7 @@ def test_a_router_that_was_restarted_is_told_again():
         assert link.told_closed("p/a:1")  # there is nobody to send anything
         link.started()  # and nobody listens yet
         assert not link.told_closed("p/a:1")
-        await asyncio.sleep(0.2)
+        await until(lambda: failures)
         await admin.start()
         await until(lambda: admin.drained == {"p/a:1"})
 
@@ -123,10 +145,13 @@ def test_an_engine_that_the_router_has_not_read_of_yet_is_told_later():
         link.set_open("p/gone:4", is_open=False)
         await until(lambda: ("/drain", "p/gone:4") in admin.asked)
         link.forget("p/gone:4")
-        await asyncio.sleep(0.2)
-        asked = len(admin.asked)
-        await asyncio.sleep(0.3)
-        assert len(admin.asked) == asked
+        link.set_open("p/a:1", is_open=False)  # told when what was on its way has ended
+        await asyncio.wait_for(link.until_closed("p/a:1"), 5)
+        asked = admin.asked.count(("/drain", "p/gone:4"))
+        for is_open in (True, False):
+            link.set_open("p/a:1", is_open=is_open)
+            await until(lambda: link.told_closed("p/a:1") is not is_open)  # noqa: B023
+        assert admin.asked.count(("/drain", "p/gone:4")) == asked
 
     linked(test)
 
@@ -144,16 +169,17 @@ def test_an_answer_that_never_came_counts_as_nothing_heard():
     linked(test)
 
 
-def test_what_changes_back_while_the_router_is_deaf_needs_nothing():
+def test_what_changes_back_while_the_router_is_deaf_needs_nothing(failures):
     async def test(admin, link):
         await admin.stop()
         link.started()
         link.set_open("p/a:1", is_open=False)
-        await asyncio.sleep(0.2)
+        await until(lambda: failures)
         link.set_open("p/a:1", is_open=True)
+        link.set_open("p/b:2", is_open=False)
         await admin.start()
-        await asyncio.sleep(0.3)
-        assert admin.asked == []
+        await asyncio.wait_for(link.until_closed("p/b:2"), 5)
+        assert admin.asked == [("/drain", "p/b:2")]
 
     linked(test)
 

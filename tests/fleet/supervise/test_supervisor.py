@@ -271,7 +271,7 @@ def test_a_second_signal_ends_everything_at_once(fleet):
         eventually(lambda: running.routed("all-0")["work"]["requests"])
         start_s = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        eventually(lambda: any(line.startswith("stopping;") for line in running.said))
         running.process.send_signal(signal.SIGTERM)
         assert running.ended() == 0
         assert time.monotonic() - start_s < 20
@@ -429,7 +429,8 @@ def test_scaling_adds_and_drains_engines_while_requests_go_on(fleet):
         eventually(lambda: {text for *_, text in traffic.answers} >= {"all-0", "all-1", "all-2"})
         for name in ("all-1", "all-2"):
             running.behave(name, answer_s=1.0)
-        time.sleep(0.3)
+        for name in ("all-1", "all-2"):
+            eventually(lambda: running.routed(name)["work"]["requests"])  # noqa: B023
         leaving = running.pids("all-1") + running.pids("all-2")
         running.ask("scale", pool="all", replicas=1)
         eventually(lambda: len(running.status()["engines"]) == 1)

@@ -15,10 +15,10 @@ from headway.core.reliability.checks import Checks, HealthState
 def opened(fleet, stub):
     """Its breaker is half open now."""
     engine = fleet.engine(stub)
+    failed_s = fleet.service.now() - 2.0
     for _ in range(5):
-        engine.health.breaker.failed(fleet.service.now())
-    assert not engine.ready(fleet.service.now())
-    engine.health.breaker._retry_s -= 2.0
+        engine.health.breaker.failed(failed_s)
+    assert not engine.ready(failed_s)
     assert engine.ready(fleet.service.now())
     return engine
 

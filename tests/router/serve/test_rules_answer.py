@@ -42,22 +42,28 @@ async def test_an_error_before_the_first_byte_is_told_as_it_is(path, status, str
 @on_loop
 async def test_a_failure_after_the_first_byte_is_told_in_band(path, cut):
     """Rule 14: an error event, no [DONE], no finish_reason stop."""
+    heard = asyncio.Event()
+    begun = event({"choices": [{"delta": {"content": "a"}, "finish_reason": None}]})
 
     async def dies(request, seen):
         request.start(200, [EVENTS])
-        request.write(event({"choices": [{"delta": {"content": "a"}, "finish_reason": None}]}))
-        if cut == "in an event":
-            request.write(b'data: {"choices": [{"del')
-        await asyncio.sleep(0.05)
+        request.write(begun + (b'data: {"choices": [{"del' if cut == "in an event" else b""))
+        await heard.wait()
         request.abort()
 
     async with engines() as [engine], routing(flags([engine])) as router, router.client() as client:
         engine.script = dies
-        got = await client.post(path, content=body_for(path, stream=True))
+        content = body_for(path, stream=True)
+        async with client.stream("POST", path, content=content) as got:
+            whole = b""
+            async for part in got.aiter_bytes():
+                whole += part
+                heard.set()
+        text = whole.decode()
         assert got.status_code == 200
-        assert "[DONE]" not in got.text
-        assert '"stop"' not in got.text
-        last = got.text.strip().split("\n\n")[-1].split("\n")
+        assert "[DONE]" not in text
+        assert '"stop"' not in text
+        last = text.strip().split("\n\n")[-1].split("\n")
         [data] = [line.removeprefix("data: ") for line in last if line.startswith("data: ")]
         assert json.loads(data)["error"]["message"]
         assert ("event: error" in last) == (path in {"/v1/responses", "/v1/messages"})

@@ -13,6 +13,11 @@ def post(body, *more):
     )
 
 
+def held_back(server):
+    """Whether the server has stopped reading from one of its clients."""
+    return any(not connection._reading for connection in server._hub.connections)
+
+
 async def echo(request):
     body = await request.body(BIG)
     query = b"?" + request.query if request.query else b""

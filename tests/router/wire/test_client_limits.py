@@ -156,6 +156,14 @@ def test_no_handshake_outlives_the_server(run, tmp_path):
 def test_without_files_clients_wait_and_are_served_later(run, monkeypatch, caplog):
     """None is closed, and it is said once."""
     monkeypatch.setattr(listener, "_PAUSE_S", 0.05)
+    waits = []
+    wait = listener.Listener._wait
+
+    def noting(self, error):
+        waits.append(error)
+        wait(self, error)
+
+    monkeypatch.setattr(listener.Listener, "_wait", noting)
 
     async def main():
         async with served(echo) as server:
@@ -166,7 +174,7 @@ def test_without_files_clients_wait_and_are_served_later(run, monkeypatch, caplo
                     client.setblocking(False)
                     await loop.sock_connect(client, ("127.0.0.1", server.port))
                 await until(lambda: "accept: Too many open files" in caplog.text)
-                await asyncio.sleep(0.2)
+                await until(lambda: len(waits) > 3)
                 assert not server.connections
             for client in clients:
                 await loop.sock_sendall(client, GET)

@@ -4,8 +4,8 @@ import asyncio
 import json
 
 import pytest
-from tests.router.raw_client import Wire, each_loop, served, soon
-from tests.router.wire.client_side import BIG, GET, echo, post
+from tests.router.raw_client import Wire, each_loop, served, soon, until
+from tests.router.wire.client_side import BIG, GET, echo, held_back, post
 
 from headway.router.wire.server import BodyTooLarge
 
@@ -83,7 +83,7 @@ def test_more_pipelined_than_fits_is_held_back_and_served(run):
         async with served(app) as server:
             wire = await Wire.open(server.port)
             wire.send(GET + post(b"a" * 3_000_000) + GET)
-            await asyncio.sleep(0.05)
+            await until(lambda: held_back(server))
             go.set()
             assert [(await wire.answer()).body for _ in range(3)] == [b"0", b"3000000", b"0"]
             wire.close()
@@ -359,7 +359,7 @@ def test_a_body_can_be_streamed_with_the_client_held_back(run):
             wire.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % total)
             wire.send(b"x" * total)
             await soon(begun.wait())
-            await asyncio.sleep(0.1)
+            await until(lambda: held_back(server))
             assert wire.writer.transport.get_write_buffer_size() > 0  # it can't get rid of it all
             go.set()
             assert (await wire.answer()).body == b"%d" % total

@@ -185,7 +185,8 @@ def test_what_is_raised_on_the_first_piece_ends_the_call(run, end):
         more = {} if end is None else {"end": end}
         async with engine(replies(stream(b"abc", **more))) as (_, pool):
             call = await get(pool)
-            await asyncio.sleep(0.05)  # all of it may be here before anyone asks
+            # All of it is here before anyone asks.
+            await until(lambda: call.streaming and call.over is (end is None))
             sink = Sink()
             with pytest.raises(RuntimeError, match="not this"):
                 await call.pump(sink, None, begin)
