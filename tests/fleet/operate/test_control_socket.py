@@ -137,11 +137,12 @@ def test_the_socket_is_the_owners_alone_and_goes_with_the_supervisor(home):
 
 def test_an_answer_under_way_at_the_end_is_still_given(home):
     async def run():
-        begun, go = asyncio.Event(), asyncio.Event()
+        begun, go, handled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def waits(request):
             begun.set()
             await go.wait()
+            handled.set()
             return {"asked": request}
 
         async with control_socket.served(home.socket, waits):
@@ -150,6 +151,7 @@ def test_an_answer_under_way_at_the_end_is_still_given(home):
             )
             await begun.wait()
             asyncio.get_running_loop().call_soon(go.set)  # once the socket is being closed
+        assert handled.is_set(), "the end waits for it"
         return await asked
 
     assert asyncio.run(run()) == {"asked": {"do": "x"}}
