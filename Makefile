@@ -8,7 +8,7 @@ ARGS ?=
 VLLM ?=
 BENCHMARKS ?= blocking capacity scheduler_overhead virtual_time hardware_accuracy router handoff decode_speed fleet
 QUICK := tests/core tests/config tests/router/openai tests/fleet/plan tests/fleet/operate \
-	tests/fleet/kubernetes tests/test_imports.py tests/test_generated.py
+	tests/fleet/kubernetes tests/gpus tests/test_imports.py tests/test_generated.py
 export TORCH_INDEX
 
 .DEFAULT_GOAL := help
@@ -29,7 +29,7 @@ serve: .venv/.ready-cpu ## install what is needed, prepare the bundled model, st
 test: .venv/.ready-cpu .venv/.ready-dev .venv/.ready-ray .venv/.ready-nginx ## run all tests, those with real engines too
 	$(VENV)/python -m pytest $(ARGS)
 
-quick: check ## checks, and the tests that need no process and no socket: under a minute
+quick: check ## checks, and the tests of what decides, reads and writes: under a minute
 	HYPOTHESIS_PROFILE=quick $(VENV)/python -m pytest -q -m "not e2e and not process" $(QUICK)
 
 test-vllm: .venv/.ready-cpu .venv/.ready-dev ## test the scheduler on the supported vLLM that isn't installed

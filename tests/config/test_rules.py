@@ -158,6 +158,7 @@ def pem(tmp_path_factory):
     return folder
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("cert", "key", "wrong"),
     [

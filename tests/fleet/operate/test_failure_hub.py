@@ -93,6 +93,7 @@ def raised():
     return json.loads(done.stdout)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("model", HUB)
 def test_a_hub_s_refusals_are_told_apart(raised, model):
     said, lasting = TOLD[model]
@@ -101,6 +102,7 @@ def test_a_hub_s_refusals_are_told_apart(raised, model):
     assert found.lasting is lasting
 
 
+@pytest.mark.process
 def test_what_came_first_counts_where_the_last_error_says_less(raised):
     """Of another process's chain nothing is taken."""
     limited = written(API, raised["org/limited"]).splitlines()

@@ -142,6 +142,7 @@ async def test_smuggled_requests_are_refused():
         assert not engine.seen
 
 
+@pytest.mark.process
 @on_loop
 async def test_tls_is_spoken_and_renewed_without_a_restart(tmp_path):
     cert, key = certificate(tmp_path)
