@@ -57,7 +57,7 @@ async def test_a_preflight_is_answered_without_a_key(engine, client):
     got = await client.options(CHAT, headers=PREFLIGHT)
     assert got.status_code == 200
     assert got.headers["access-control-allow-origin"] == PAGE
-    assert "POST" in got.headers["access-control-allow-methods"]
+    assert {"POST", "DELETE"} <= set(got.headers["access-control-allow-methods"].split(", "))
     assert got.headers["access-control-allow-headers"] == "authorization,content-type"
     assert got.headers["vary"] == "origin"
     assert not engine.seen
@@ -93,6 +93,7 @@ async def test_every_answer_says_who_may_read_it(engine, client, method, path, k
     got = await client.request(method, path, content=content, headers=headers)
     assert got.status_code == status
     assert got.headers.get_list("access-control-allow-origin") == [PAGE]
+    assert got.headers.get_list("vary") == ["origin"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -118,6 +119,21 @@ async def test_without_the_setting_nothing_is_said(engine, client):
     got = await client.post(CHAT, content=body_for(CHAT), headers=headers)
     assert got.status_code == 200
     assert "access-control-allow-origin" not in got.headers
+
+
+@pytest.mark.parametrize("origin", [None, OTHER, PAGE])
+@browsing(f'["{PAGE}"]')
+async def test_caches_keep_answers_to_pages_apart(engine, client, origin):
+    async def says(request, seen):
+        named = [(b"access-control-allow-origin", b"*"), (b"Vary", b"Origin")]
+        request.respond(200, [JSON, *named], b'{"choices": []}')
+
+    engine.script = says
+    headers = {"authorization": f"Bearer {KEY}", **({"origin": origin} if origin else {})}
+    got = await client.post(CHAT, content=body_for(CHAT), headers=headers)
+    assert got.headers.get_list("vary") == ["origin"]
+    allowed = got.headers.get_list("access-control-allow-origin")
+    assert allowed == ([PAGE] if origin == PAGE else [])
 
 
 @browsing(f'["{PAGE}"]')

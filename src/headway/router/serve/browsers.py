@@ -1,6 +1,7 @@
 """Web pages that may use the router (CORS), with the meaning of vLLM's `--allowed-origins`."""
 
-from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.client_request import VARIES, ClientRequest
+from headway.router.wire.http1 import METHODS
 
 _PREFLIGHT = b"access-control-request-method"
 _MAX_AGE_S = 600
@@ -13,21 +14,20 @@ def admit(request: ClientRequest, allowed: tuple[str, ...]) -> bool:
     """
     fields = dict(request.headers)
     origin = fields.get(b"origin")
+    everybody = "*" in allowed
+    if not everybody:  # also for who is no page: a cache may give a page that answer
+        request.cross_origin = VARIES + b"\r\n"
     if origin is None:
         return True
-    everybody = "*" in allowed
     granted = everybody or origin.decode("latin-1") in allowed
     if granted:
-        request.cross_origin = b"access-control-allow-origin: %b\r\n" % (
-            b"*" if everybody else origin
-        )
-    if not everybody:
-        request.cross_origin += b"vary: origin\r\n"
+        named = b"*" if everybody else origin
+        request.cross_origin += b"access-control-allow-origin: %b\r\n" % named
     if request.method != "OPTIONS" or _PREFLIGHT not in fields:
         return True
     wanted = fields.get(b"access-control-request-headers", b"")
     answer = [
-        (b"access-control-allow-methods", b"GET, HEAD, OPTIONS, POST"),
+        (b"access-control-allow-methods", b", ".join(sorted(METHODS))),
         (b"access-control-max-age", b"%d" % _MAX_AGE_S),
         *([(b"access-control-allow-headers", wanted)] if wanted else []),
     ]

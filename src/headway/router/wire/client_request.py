@@ -15,6 +15,9 @@ from headway.router.wire.interfaces import ClientLink
 HOLD_BYTES: Final = 262_144
 """Body bytes kept for a reader that isn't asking, and answer bytes kept for a slow client."""
 
+VARIES: Final = b"vary: origin"
+"""Said of an answer of which a page's origin decides who may read it."""
+
 
 class ClientRequest:
     """A request and the means to answer it.
@@ -188,7 +191,11 @@ class ClientRequest:
         lines = lines_of(headers) + lines
         if not self.cross_origin:
             return lines
-        kept = [each for each in lines.split(b"\r\n") if not each.startswith(b"access-control-")]
+        kept = [
+            each
+            for each in lines.split(b"\r\n")
+            if not each.startswith(b"access-control-") and each.lower() != VARIES
+        ]
         return b"\r\n".join(kept) + self.cross_origin
 
     def flush(self) -> None:
