@@ -6,7 +6,7 @@ import pytest
 
 from headway import cli
 from headway.core.errors import HeadwayError
-from headway.home import home
+from headway.home import expanded, home
 
 
 @pytest.fixture
@@ -21,7 +21,15 @@ def test_it_is_said_what_to_set(nameless):
         home()
 
 
-@pytest.mark.parametrize("line", ["status", "down", "logs a-0", "drain a-0", "scale a=1"])
+@pytest.mark.parametrize("path", ["~/models/a", "~nobody-of-that-name/a"])
+def test_a_path_of_a_user_without_one_is_to_be_written_in_full(nameless, path):
+    with pytest.raises(HeadwayError, match=f"{path}: .*write the path in full"):
+        expanded(path)
+
+
+@pytest.mark.parametrize(
+    "line", ["status", "down", "logs a-0", "drain a-0", "scale a=1", "init --model ~/a"]
+)
 def test_a_command_says_so_in_one_line(nameless, capfd, line):
     assert cli.main(line.split()) == 1
     said = capfd.readouterr().err

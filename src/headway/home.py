@@ -14,3 +14,13 @@ def home() -> Path:
         raise HeadwayError(
             f"user {os.getuid()} has no home directory; set HOME to one that can be written"
         ) from None
+
+
+def expanded(path: str) -> Path:
+    """With a leading ~ or ~user replaced. Raises HeadwayError where that has no home directory."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise HeadwayError(
+            f"{path}: ~ stands for no directory here; set HOME, or write the path in full"
+        ) from None

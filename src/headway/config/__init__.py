@@ -39,6 +39,7 @@ from headway.config.reading import all_settings, section, unknown
 from headway.config.rules import check, check_tls, server_tls, warnings
 from headway.config.schema import schema, schema_text
 from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY
+from headway.home import expanded
 
 __all__ = [
     "Batching",
@@ -217,7 +218,7 @@ def _model(model: str | None, folder: pathlib.Path) -> str | None:
     """With a path that says it is one put below the folder; a hub name may have a slash too."""
     if model is not None and model.split("/")[0] in {".", ".."}:
         return str(folder.absolute() / model)
-    return str(pathlib.Path(model).expanduser()) if model and model.startswith("~/") else model
+    return str(expanded(model)) if model and model.startswith("~/") else model
 
 
 def _key_ring(keys: Keys, problems: Problems, *, open_files: bool) -> KeyRing:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from headway.home import home
+from headway.home import expanded
 
 _CONFIGS: Final = ("config.json", "params.json")
 """Of Hugging Face's format and of Mistral's."""
@@ -56,7 +56,7 @@ def _of_absent(model: str) -> str | None:
 def _instead(model: str) -> str:
     """What may have been meant by a path at which there is nothing."""
     if model.startswith("~"):
-        return f"~ isn't expanded here: write {os.path.expanduser(model)}; "  # noqa: PTH111
+        return f"~ isn't expanded here: write {expanded(model)}; "
     path = Path(model)
     near = _near(path.name, _directories(path.parent))
     return f"did you mean {path.with_name(near)}? " if near else ""
@@ -170,9 +170,9 @@ def _cache(environ: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps what it has fetched."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     if named:
-        return Path(named).expanduser()
-    caches = environ.get("XDG_CACHE_HOME") or home() / ".cache"
-    return Path(environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser() / "hub"
+        return expanded(named)
+    caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expanded(environ.get("HF_HOME") or f"{caches}/huggingface") / "hub"
 
 
 def _cached(cache: Path) -> Iterator[str]:

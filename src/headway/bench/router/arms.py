@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.bench.router.processes import free_ports, running, tree
+from headway.home import home
 
 DIRECT: Final = "direct"
 HEADWAY: Final = "headway"
@@ -109,7 +110,7 @@ def install_rust() -> Path:
 
     Raises ArmError if it can't be installed.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache")
     folder = cache / "headway" / "bench" / f"{RUST}-{VERSION}-py{sys.version_info[1]}"
     complete = folder / ".complete"
     program = folder / "bin" / RUST

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from headway.core.batching.settings import LONG_PREFILL_TOKENS, long_threshold_for
 from headway.core.errors import SettingError
 from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY, STRATEGY_BY_NAME
 from headway.fleet.plan.spec import Machine
+from headway.home import expanded
 from headway.models import bundled
 
 _ENGINE_GIB: Final = 2.0
@@ -65,7 +65,7 @@ def text(machine: Machine, *, strategy: str | None = None, model: str | None = N
 def context_tokens(model: str) -> int | None:
     """The context of a model in a local directory, from its config.json; None if not known."""
     try:
-        config = json.loads((Path(model).expanduser() / "config.json").read_text())
+        config = json.loads((expanded(model) / "config.json").read_text())
     except (OSError, ValueError):
         return None
     if not isinstance(config, dict):
