@@ -27,11 +27,15 @@ def test_a_path_of_a_user_without_one_is_to_be_written_in_full(nameless, path):
         expanded(path)
 
 
-@pytest.mark.parametrize(
-    "line", ["status", "down", "logs a-0", "drain a-0", "scale a=1", "init --model ~/a"]
-)
+@pytest.mark.parametrize("line", ["status", "down", "logs a-0", "drain a-0", "scale a=1"])
 def test_a_command_says_so_in_one_line(nameless, capfd, line):
     assert cli.main(line.split()) == 1
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert "set HOME" in said
+
+
+@pytest.mark.parametrize("path", ["~/a", "~nobody-of-that-name/a"])
+def test_a_model_that_isnt_there_is_named_with_its_cure(nameless, capfd, path):
+    assert cli.main(["init", "--model", path]) == 2
+    assert "write the path in full" in capfd.readouterr().err

@@ -56,7 +56,8 @@ def _of_absent(model: str) -> str | None:
 def _instead(model: str) -> str:
     """What may have been meant by a path at which there is nothing."""
     if model.startswith("~"):
-        return f"~ isn't expanded here: write {expanded(model)}; "
+        whole = os.path.expanduser(model)  # noqa: PTH111  Path's raises for a user that isn't there
+        return f"~ isn't expanded here: write {whole if whole != model else 'the path in full'}; "
     path = Path(model)
     near = _near(path.name, _directories(path.parent))
     return f"did you mean {path.with_name(near)}? " if near else ""
