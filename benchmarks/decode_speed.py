@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from headway.bench.engines import nixl
 from headway.bench.engines.engine import BenchEngine, EngineError, started, swap
 from headway.bench.engines.lab import CORES
 from headway.bench.engines.options import end_cleanly_on_sigterm
@@ -25,7 +26,6 @@ from headway.bench.load.exchange import Sample
 from headway.bench.load.workload import SHORT, Arrival, Workload
 from headway.bench.report import document as report
 from headway.bench.report.document import Goal, ProgressLines
-from headway.bench.router import nixl
 
 PLAIN: Final = "plain"
 DECODE: Final = "decode"

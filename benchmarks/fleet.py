@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from headway import processes
 from headway.bench.engines.options import end_cleanly_on_sigterm
+from headway.bench.engines.processes import free_ports
 from headway.bench.fleet.alone import engines_alone_s
 from headway.bench.fleet.measured import (
     KILLED,
@@ -41,7 +42,6 @@ from headway.bench.fleet.running import HEADWAY, Around, Running, running
 from headway.bench.fleet.traffic import Traffic, first_token_s
 from headway.bench.report import document as report
 from headway.bench.report.document import ProgressLines
-from headway.bench.router.processes import free_ports
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KILLABLE: Final = ("guard", "worker", "engine core", "API server")

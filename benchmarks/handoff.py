@@ -19,10 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from headway.bench.engines import nixl
 from headway.bench.engines.arms import SLO
 from headway.bench.engines.engine import HOST, EngineError
 from headway.bench.engines.lab import CORES
 from headway.bench.engines.options import end_cleanly_on_sigterm
+from headway.bench.engines.processes import free_ports, running
 from headway.bench.judge.spread import Spread, spread
 from headway.bench.load import workload
 from headway.bench.load.exchange import Sample, Target
@@ -30,9 +32,7 @@ from headway.bench.load.loadgen import play
 from headway.bench.load.workload import MIXED
 from headway.bench.report import document as report
 from headway.bench.report.document import Goal, ProgressLines
-from headway.bench.router import nixl
 from headway.bench.router.figures import bucket_percentile, buckets
-from headway.bench.router.processes import free_ports, running
 from headway.core.slo import percentile
 
 ADDED: Final = "headway:router_added_seconds"

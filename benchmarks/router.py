@@ -20,6 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway.bench.engines.options import end_cleanly_on_sigterm
+from headway.bench.engines.processes import (
+    free_ports,
+    raise_file_limit,
+    rss_bytes,
+    running,
+    stolen_s,
+)
 from headway.bench.judge.spread import spread
 from headway.bench.report import document as report
 from headway.bench.report.document import ProgressLines
@@ -27,13 +34,6 @@ from headway.bench.router import arms, figures
 from headway.bench.router.arms import ArmError, Engines, RouterArm
 from headway.bench.router.figures import MANY_STREAMS, SHORT, STREAMS, RouterCell
 from headway.bench.router.load import Spec
-from headway.bench.router.processes import (
-    free_ports,
-    raise_file_limit,
-    rss_bytes,
-    running,
-    stolen_s,
-)
 
 ADDED: Final = "headway:router_added_seconds"
 WHERE: Final = ("before first leg", "between legs")

@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 
 from headway import processes
+from headway.bench.engines.processes import stop
 from headway.bench.fleet.running import HEADWAY, READY_S, FleetRunError
 from headway.bench.fleet.traffic import fetch, first_token_s
-from headway.bench.router.processes import stop
 
 
 def engines_alone_s() -> float:

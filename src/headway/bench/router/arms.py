@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headway.bench.router.processes import free_ports, running, tree
+from headway.bench.engines.processes import free_ports, running, tree
 from headway.home import home
 
 DIRECT: Final = "direct"

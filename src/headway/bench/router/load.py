@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import uvloop
 
+from headway.bench.engines.processes import cpu_s, rss_bytes
 from headway.bench.router.client import Client
-from headway.bench.router.processes import cpu_s, rss_bytes
 
 HOST: Final = "127.0.0.1"
 _PROBES: Final = 16

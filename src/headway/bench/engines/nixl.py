@@ -5,8 +5,8 @@ from typing import Final
 
 from headway.bench.engines.arms import SLO
 from headway.bench.engines.engine import ArmEngine, BenchEngine, engine_environment, serve_command
+from headway.bench.engines.processes import free_ports
 from headway.bench.report.document import ProgressLines
-from headway.bench.router.processes import free_ports
 
 CONNECTOR: Final = {
     "kv_connector": "NixlConnector",

@@ -5,13 +5,12 @@ from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import pytest
+from tests.bench import stub
 
 from headway.bench.load import loadgen
 from headway.bench.load.exchange import CUT_OFF, Extras, Target
 from headway.bench.load.loadgen import Patience, play
 from headway.bench.load.workload import Arrival, ClosedLoop, Workload
-
-from . import stub
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.bench import stub
 
 from headway.bench.load.stream import CompletionStream, StreamError
-
-from . import stub
 
 
 @given(st.integers(1, 6), st.data())

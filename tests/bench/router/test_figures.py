@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 pytest.importorskip("httptools")
 pytest.importorskip("uvloop")
 
-from headway.bench.router import figures, processes
+from headway.bench.engines import processes
+from headway.bench.router import figures
 from headway.bench.router.arms import DIRECT, DISAGGREGATED, HEADWAY, RUST, UNIFIED
 from headway.bench.router.client import EventCounter
 from headway.bench.router.figures import MANY_STREAMS, SHORT, STREAMS, RouterCell
