@@ -25,6 +25,7 @@ from headway.bench.engines.engine import HOST, EngineError
 from headway.bench.engines.lab import CORES
 from headway.bench.engines.options import end_cleanly_on_sigterm
 from headway.bench.engines.processes import free_ports, running
+from headway.bench.judge.histogram import bucket_percentile, buckets
 from headway.bench.judge.spread import Spread, spread
 from headway.bench.load import workload
 from headway.bench.load.exchange import Sample, Target
@@ -32,7 +33,6 @@ from headway.bench.load.loadgen import play
 from headway.bench.load.workload import MIXED
 from headway.bench.report import document as report
 from headway.bench.report.document import Goal, ProgressLines
-from headway.bench.router.figures import bucket_percentile, buckets
 from headway.core.slo import percentile
 
 ADDED: Final = "headway:router_added_seconds"

@@ -27,6 +27,7 @@ from headway.bench.engines.processes import (
     running,
     stolen_s,
 )
+from headway.bench.judge.histogram import bucket_percentile, buckets
 from headway.bench.judge.spread import spread
 from headway.bench.report import document as report
 from headway.bench.report.document import ProgressLines
@@ -177,7 +178,7 @@ class Bench:
         if router.mode == arms.DISAGGREGATED:
             cell.figures["handoffs_missing"] = float(_handoffs_missing(engines) - missing)
         for where, before in added.items():
-            at_s = figures.bucket_percentile(before, _added(router)[where], 99)
+            at_s = bucket_percentile(before, _added(router)[where], 99)
             cell.figures[f"{where} p99_ms"] = None if at_s is None else at_s * 1e3
         self.raw.append({**asdict(cell), "failures": found["failures"], "window": found["window"]})
         self.progress.line(
@@ -222,7 +223,7 @@ def _added(router: RouterArm) -> dict[str, dict[float, float]]:
     if router.arm != arms.HEADWAY:
         return {}
     text = arms.fetch(router.port, "/metrics")
-    return {where: figures.buckets(text, ADDED, where) for where in WHERE}
+    return {where: buckets(text, ADDED, where) for where in WHERE}
 
 
 COLUMNS: Final[dict[str, dict[str, str]]] = {

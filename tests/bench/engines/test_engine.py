@@ -12,6 +12,7 @@ import pytest
 from headway.bench.engines import arms
 from headway.bench.engines import engine as engines
 from headway.bench.engines.engine import BenchEngine, EngineError
+from headway.bench.engines.processes import free_ports
 from headway.bench.report.document import ProgressLines
 
 pytestmark = pytest.mark.process
@@ -37,7 +38,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def engine(script: str, core: int = 0) -> BenchEngine:
-    port = engines.free_port()
+    (port,) = free_ports(1)
     return BenchEngine(
         "stub",
         [sys.executable, "-c", script, str(port)],

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from headway.bench.engines.processes import free_ports, tree
 from headway.bench.load.exchange import Target
 from headway.bench.report.document import ProgressLines
 from headway.core.errors import HeadwayError
@@ -70,13 +70,6 @@ def engine_environment(core: int, kvcache_gib: int) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 class BenchEngine:
     """A running engine, from `with` to its end.
 
@@ -106,7 +99,7 @@ class BenchEngine:
     @classmethod
     def of(cls, spec: ArmEngine, core: int, progress: ProgressLines) -> Self:
         """The engine that `spec` describes, not yet started."""
-        port = free_port()
+        (port,) = free_ports(1)
         return cls(
             spec.name,
             serve_command(spec, port),
@@ -163,7 +156,7 @@ class BenchEngine:
         """Move it to another core, while it runs. Raises EngineError if it isn't running."""
         if self._process is None:
             raise EngineError(f"{self.name} is not running")
-        for thread in _threads(_family(self._process.pid)):
+        for thread in _threads(tree(self._process.pid)):
             with suppress(ProcessLookupError):  # it ended meanwhile
                 os.sched_setaffinity(thread, {core})
         self.core = core
@@ -221,21 +214,6 @@ def swap(one: BenchEngine, other: BenchEngine) -> None:
     mine, theirs = one.core, other.core
     one.move(theirs)
     other.move(mine)
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all its descendants, by the kernel's process table."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in parentheses, may hold anything; the parent is second after it.
-            parents[int(entry.parent.name)] = int(entry.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = [pid]
-    for member in family:  # grows while it is walked
-        family += [child for child, parent in parents.items() if parent == member]
-    return family
 
 
 def _threads(processes: Sequence[int]) -> list[int]:

@@ -3,12 +3,15 @@
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from headway.processes import descendants, tell
 
 STOP_S: Final = 10.0
 _PAGE_BYTES: Final = resource.getpagesize()
@@ -59,9 +62,7 @@ def stop(process: subprocess.Popen[str]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    for pid in below:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
+    tell(below, signal.SIGKILL)
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None:
             stream.close()
@@ -69,12 +70,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 def tree(root: int) -> list[int]:
     """A process and all below it."""
-    found = [root]
-    for pid in found:
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += map(int, task.read_text().split())
-    return found
+    return [root, *sorted(descendants(root))]
 
 
 def cpu_s(pids: Iterable[int]) -> float:
