@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,16 +35,14 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], *, core: int | None, env: Mapping[str, str] | None = None, **more: Any
+    command: Sequence[str], *, core: int | None, **more: Any
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that ends with the `with` block. core: all it may use; None for any."""
     allowed = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})  # a child inherits it from its first instruction
     try:
-        process = subprocess.Popen(
-            command, env={**os.environ, **(env or {})}, text=True, start_new_session=True, **more
-        )
+        process = subprocess.Popen(command, text=True, start_new_session=True, **more)
     finally:
         os.sched_setaffinity(0, allowed)
     try:

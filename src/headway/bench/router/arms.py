@@ -175,13 +175,13 @@ def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[i
 
 
 @contextlib.contextmanager
-def stub_engines(core: int | None, env: dict[str, str]) -> Iterator[tuple[Engines, int]]:
+def stub_engines(core: int | None) -> Iterator[tuple[Engines, int]]:
     """The stub engines and their pid."""
     first, second, prefill, decode = free_ports(4)
     engines = Engines((first, second), prefill, decode)
     command = [sys.executable, "-m", "headway.bench.router.stub", *map(str, engines.ports)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with running(command, core=core, env=env, **pipes) as process:
+    pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with running(command, core=core, **pipes) as process:
         said = process.stdout.readline() if process.stdout else ""
         if said.strip() != "ready":
             raise ArmError("the stub engines don't start")
