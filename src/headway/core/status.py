@@ -42,6 +42,21 @@ class ReportedStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AddressStatus:
+    """Where the router finds an engine.
+
+    used: the IP address of the latest connection. known: all that the engine's name had when it
+    was found last, looked_up_s_ago (null: never, or the engine has no name). failure: why the
+    latest lookup found none; the known ones stay in use.
+    """
+
+    used: str | None = None
+    known: tuple[str, ...] = ()
+    looked_up_s_ago: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedEngine:
     """An engine as the router knows it.
 
@@ -63,6 +78,7 @@ class RoutedEngine:
     max_model_len: int | None = None
     prefill_tokens_per_s: float = 0.0
     patience_s: float = 0.0
+    address: AddressStatus = AddressStatus()
     work: WorkStatus = WorkStatus()
     reported: ReportedStatus = ReportedStatus()
 

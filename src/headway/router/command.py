@@ -26,6 +26,7 @@ examples:
 """
 
 _NUMBER: Final = re.compile(r"-?[0-9.]+(?:e[+-]?[0-9]+)?|nan|-?inf")
+_PARTS: Final = ("httptools", "uvloop", "aiohappyeyeballs", "prometheus_client")
 _ENGINES: Final = {
     "engine": "an engine that does everything",
     "prefill": "an engine that prefills",
@@ -62,7 +63,7 @@ def route(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     if arguments.check:
         print(settings.explain(config), end="")  # noqa: T201  what was asked for
         return 0
-    for part in ("httptools", "uvloop", "prometheus_client"):
+    for part in _PARTS:
         if importlib.util.find_spec(part) is None:
             raise MissingPartsError(f"{part} isn't installed; pip install 'headway[router]'")
     from headway.router.main import run  # noqa: PLC0415  only now is it known to be complete

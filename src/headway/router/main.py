@@ -27,6 +27,8 @@ ADMIN_HOST: Final = "127.0.0.1"
 _ADMIN_LIMITS: Final = ClientLimits(max_connections=16)
 FILES_BESIDE: Final = 128 + REFUSED_AT_ONCE
 """Open files beside the connections of clients and to engines; the admin port's among them."""
+FILES_PER_NAME: Final = 4
+"""While an engine's name is looked up, and its addresses are tried."""
 FEWEST_CONNECTIONS: Final = 16
 
 _GC_OBJECTS: Final = 20_000
@@ -148,7 +150,8 @@ def _connections(config: settings.Config, say: Callable[[str], None]) -> int:
     """
     most = config.router.max_concurrent
     wanted = max(ClientLimits().max_connections, 2 * most)
-    beside = FILES_BESIDE + MAX_IDLE * sum(len(pool.engines) for pool in config.pools)
+    engines = sum(len(pool.engines) for pool in config.pools)
+    beside = FILES_BESIDE + (MAX_IDLE + FILES_PER_NAME) * engines
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

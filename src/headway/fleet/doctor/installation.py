@@ -16,7 +16,7 @@ from headway.fleet.doctor.finding import Finding
 
 ABOUT: Final = "installation"
 _TIMEOUT_S: Final = 180.0
-_ROUTER_PARTS: Final = ("httptools", "uvloop", "prometheus_client")
+_ROUTER_PARTS: Final = ("httptools", "uvloop", "aiohappyeyeballs", "prometheus_client")
 
 _LOOK: Final = """
 import importlib, json

@@ -111,6 +111,7 @@ def _of(engine: EngineState, now_s: float, limits: TimeoutSettings) -> RoutedEng
         max_model_len=engine.max_model_len,
         prefill_tokens_per_s=round(load.prefill_tokens_per_s, 1),
         patience_s=round(engine.patience_s(limits), 1),
+        address=engine.upstream.address(),
         work=WorkStatus(**{name: getattr(load.work, name) for name in load.work.__slots__}),
         reported=ReportedStatus(
             waiting=report.waiting,

@@ -33,6 +33,7 @@ from headway.router.wire import headers as passed
 from headway.router.wire.client_request import ClientRequest
 from headway.router.wire.engine_pool import Timeouts, UpstreamError, UpstreamPool
 from headway.router.wire.http1 import JSON_TYPE, Headers
+from headway.router.wire.names import Names
 
 RELEASE_TIMEOUTS: Final = Timeouts(2.0, 5.0, 5.0, 10.0)
 RELEASE_MODEL: Final = "headway-releases-a-handoff"
@@ -50,11 +51,16 @@ class Service:
         say: Callable[[str], None],
         log: Callable[[str], None] | None = None,
         now: Callable[[], float] = time.monotonic,
+        names: Names | None = None,
     ) -> None:
-        """say: told what happens to engines. log: given a line of JSON for each request."""
+        """say: told what happens to engines. log: given a line of JSON for each request.
+
+        names: where engines with names are; by default as the machine's resolver says.
+        """
         self.now = now
         self.say = say
         self.log = log
+        self._names = names or Names(say=say)
         self.metrics = Metrics()
         self.lengths = LengthEstimator()
         self.tokens: TokenCounter | None = None
@@ -120,6 +126,7 @@ class Service:
             address.port,
             ssl=context,
             connect_timeout_s=math.inf,  # each call brings the limit that is set now
+            names=self._names,
         )
         return EngineState(engine_id, pool, address, upstream)
 

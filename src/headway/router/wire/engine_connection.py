@@ -33,6 +33,7 @@ class Connection(asyncio.Protocol):
     """A connection to an engine. Its callbacks are llhttp's; `on_body` is a list's append.
 
     call: which it carries, None at rest. passing: what of its answer passes by the call.
+    address: the engine's, without its port. keeper: told when it rests or ends.
 
     A read that is exactly one chunk, or one plain answer, is passed on and llhttp doesn't see it:
     between two of them it remembers nothing of those before.
@@ -45,7 +46,6 @@ class Connection(asyncio.Protocol):
         "_headers",
         "_in_head",
         "_keep",
-        "_keeper",
         "_method",
         "_parser",
         "_parts",
@@ -55,15 +55,20 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_until_close",
         "_used",
+        "address",
         "call",
+        "keeper",
         "loop",
         "on_body",
         "passing",
     )
 
-    def __init__(self, keeper: ConnectionKeeper, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, keeper: ConnectionKeeper, loop: asyncio.AbstractEventLoop, address: str = ""
+    ) -> None:
         self.loop = loop
-        self._keeper = keeper
+        self.address = address
+        self.keeper = keeper
         self._transport: asyncio.Transport | None = None
         self.call: Call | None = None
         self._method = ""
@@ -142,7 +147,7 @@ class Connection(asyncio.Protocol):
     def drop(self) -> None:
         """Closes at once; the engine sees a disconnect."""
         self.call = self.passing = None
-        self._keeper.forget(self)
+        self.keeper.forget(self)
         if self._transport is not None:
             self._transport.abort()
 
@@ -299,14 +304,14 @@ class Connection(asyncio.Protocol):
             and not transport.get_write_buffer_size()
         ):
             transport.resume_reading()
-            self._keeper.rest(self)
+            self.keeper.rest(self)
         else:
             self.drop()
         call.end()
 
     def _lost(self, exc: Exception | None) -> None:
         call, self.call, self.passing = self.call, None, None
-        self._keeper.forget(self)
+        self.keeper.forget(self)
         if call is None:
             return
         if exc is None and self._until_close and not self._in_head:
@@ -314,7 +319,7 @@ class Connection(asyncio.Protocol):
             return
         unread = call.on_reused and not call.status and not self._silent_bytes
         if unread:
-            self._keeper.discard_idle()  # what ended this one ends them too, or has already
+            self.keeper.discard_idle()  # what ended this one ends them too, or has already
         call.fail(
             UpstreamDied(
                 f"the engine closed the connection{f': {exc}' if exc else ''}",

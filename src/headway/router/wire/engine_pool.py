@@ -11,8 +11,12 @@ import re
 import ssl as tls
 from collections.abc import AsyncIterator
 from math import inf
+from time import monotonic
 from typing import Final
 
+from aiohappyeyeballs import start_connection
+
+from headway.core.status import AddressStatus
 from headway.router.wire.call import Call, Timeouts
 from headway.router.wire.engine_connection import Connection
 from headway.router.wire.failures import (
@@ -30,6 +34,7 @@ from headway.router.wire.failures import (
     UpstreamError,
 )
 from headway.router.wire.interfaces import Departing, Sink
+from headway.router.wire.names import Address, Names, at, text
 
 __all__ = [
     "BadUpstream",
@@ -56,6 +61,8 @@ _TARGET: Final = re.compile(rb"/[!-~]*")
 _ONE_WRITE_BYTES: Final = 65_536
 """Of a body that is joined to its head."""
 _BODILESS: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+_NEXT_ADDRESS_S: Final = 0.25
+"""After so long another address is tried beside one that says nothing (RFC 8305, 5)."""
 
 
 class UpstreamPool:
@@ -63,6 +70,8 @@ class UpstreamPool:
 
     max_idle: kept at rest. idle_s: an older one isn't used again; it must be less than the
     engine's own limit (uvicorn's is 5 s), or a request may meet the engine's close.
+    names: where `host` is. The address that was used last is tried first, then the others;
+    connections to one that the name no longer has end with what they carry.
     """
 
     def __init__(
@@ -74,6 +83,7 @@ class UpstreamPool:
         max_idle: int = MAX_IDLE,
         connect_timeout_s: float = 2.0,
         idle_s: float = 4.0,
+        names: Names | None = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -84,6 +94,9 @@ class UpstreamPool:
         self._idle: dict[Connection, float] = {}  # when each came to rest; newest last
         self._busy: set[Connection] = set()
         self._closed = False
+        self._name = (names or Names()).follow(host, self._leave_old_addresses)
+        self._address: str | None = None  # of the latest connection
+        self._leaver = _Leaver(self)
         literal = f"[{host}]" if ":" in host else host
         self._host_line = f"host: {literal}:{port}\r\n".encode()
 
@@ -114,26 +127,27 @@ class UpstreamPool:
         client: Departing | None = None,
         resend: bool = True,
     ) -> Call:
-        """Sends a request and returns once the head of its answer is here.
+        """Sends a request; returns once the head of its answer is here.
 
         lines: of the head (`http1.lines`), without Host and what frames the message.
-        length: of a body that is an iterator (chunked without one). client: if it leaves, or this
-        is cancelled, the call is aborted.
-        resend: bytes go out once more on a fresh connection if the engine closed the one that
-        was at rest (the error's `sent_on_reused`); False if they mustn't reach it twice.
-        Raises ClientGone, UpstreamError (see `failures`), and whatever the iterator raises.
+        length: of a body that is an iterator (chunked without one).
+        client: if it leaves meanwhile, or the caller is cancelled, the call is aborted.
+        resend: a connection that was used before may die because the engine closed it just then.
+        If nothing of an answer came, a request whose body is bytes goes out once more on a fresh
+        one. False: it must not reach the engine twice; see `UpstreamError.sent_on_reused`.
+
+        Raises UpstreamError (UpstreamDied with before_head), ClientGone, what the iterator raises.
         """
-        length = len(body) if isinstance(body, bytes) else length
-        head = self._request_head(method, target, lines, length)
+        head = self._request_head(method, target, lines, body, length)
         connection = self._take_idle()
         while True:
-            connection = connection or await self._connect(timeouts.connect_s, client)
+            if connection is None:
+                connection = await self._connect(timeouts.connect_s)
             self._busy.add(connection)
             call = connection.begin(method, timeouts)
-            unsubscribe = client.on_gone(call.client_left) if client is not None else None
+            unsubscribe = client.on_gone(call.client_left) if client is not None else _nothing
             try:
-                if not call.over:
-                    _send(call, connection, head, body, length)
+                _send(call, connection, head, body, length)
                 await call.wait_head()
             except UpstreamDied as error:
                 if not (resend and isinstance(body, bytes) and error.sent_on_reused):
@@ -145,13 +159,24 @@ class UpstreamPool:
             else:
                 return call
             finally:
-                if unsubscribe is not None:
-                    unsubscribe()
+                unsubscribe()
 
     def close(self) -> None:
         """Closes what is at rest; connections in use close when their calls end."""
         self._closed = True
+        self._name.leave(self._leave_old_addresses)
         self.discard_idle()
+
+    def address(self) -> AddressStatus:
+        """Where connections go."""
+        name = self._name
+        ago_s = monotonic() - name.found_s
+        return AddressStatus(
+            used=self._address,
+            known=tuple([text(address) for address in name.addresses]),
+            looked_up_s_ago=round(ago_s, 1) if ago_s < inf else None,
+            failure=name.failure,
+        )
 
     # What connections tell the pool.
 
@@ -184,26 +209,68 @@ class UpstreamPool:
         self.discard_idle()  # the others have rested longer still
         return None
 
-    async def _connect(self, timeout_s: float, client: Departing | None) -> Connection:
-        loop = asyncio.get_running_loop()
+    async def _connect(self, timeout_s: float) -> Connection:
         if self._closed:
             raise ConnectFailed(f"{self.host}:{self.port}: the pool is closed")
-        opening = loop.create_connection(
-            lambda: Connection(self, loop), self.host, self.port, ssl=self._ssl
-        )
         try:
-            async with asyncio.timeout(min(timeout_s, self._connect_timeout_s)):
-                _, connection = await opening
+            limit_s = min(timeout_s, self._connect_timeout_s)
+            async with asyncio.timeout(limit_s):
+                connection = await self._open(await self._name.known(), limit_s)
         except TimeoutError:
+            self._name.look_up()  # it may have moved
             raise ConnectTimeout(f"{self.host}:{self.port}: no connection in time") from None
-        except OSError as error:
-            failure = NoRoom if error.errno in OUT_OF_ROOM else ConnectFailed
-            raise failure(f"{self.host}:{self.port}: {error}") from error
+        except (OSError, RuntimeError) as error:  # uvloop raises both
+            number = error.errno if isinstance(error, OSError) else None
+            if number in OUT_OF_ROOM:
+                raise NoRoom(f"{self.host}:{self.port}: {error}") from error
+            self._name.look_up()
+            raise ConnectFailed(f"{self.host}:{self.port}: {error}") from error
         return connection
 
-    def _request_head(self, method: str, target: bytes, lines: bytes, length: int | None) -> bytes:
+    async def _open(self, addresses: tuple[Address, ...], limit_s: float) -> Connection:
+        """A connection to the first address that takes one, all of them being tried in time."""
+        loop = asyncio.get_running_loop()
+        in_order = sorted(addresses, key=lambda each: text(each) != self._address)
+        delay_s = min(_NEXT_ADDRESS_S, limit_s / (2 * len(addresses)))
+        sock = await start_connection(
+            [at(each, self.port) for each in in_order], happy_eyeballs_delay=delay_s
+        )
+        try:
+            address = str(sock.getpeername()[0])
+            _, connection = await loop.create_connection(
+                lambda: Connection(self, loop, address),
+                sock=sock,
+                ssl=self._ssl,
+                server_hostname=self.host if self._ssl else None,
+            )
+        except BaseException:
+            sock.close()
+            raise
+        self._address = address
+        return connection
+
+    def _leave_old_addresses(self) -> None:
+        """The name was looked up: connections to addresses that it no longer has are to end."""
+        known = {text(address) for address in self._name.addresses}
+        for connection in [*self._idle, *self._busy]:
+            if connection.address not in known:
+                connection.keeper = self._leaver
+        for connection in [each for each in self._idle if each.keeper is self._leaver]:
+            self.forget(connection)
+            connection.close()
+
+    def _request_head(
+        self,
+        method: str,
+        target: bytes,
+        lines: bytes,
+        body: bytes | AsyncIterator[bytes],
+        length: int | None,
+    ) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request line: {method} {target!r}")
+        if isinstance(body, bytes):
+            length = len(body)
         framing = b""
         if length is None:
             framing = b"transfer-encoding: chunked\r\n"
@@ -213,6 +280,24 @@ class UpstreamPool:
         return b"%b%b%b%b\r\n" % (start, self._host_line, lines, framing)
 
 
+class _Leaver:
+    """Keeps a connection of the pool until its call is over, and no longer."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self.forget = pool.forget
+        self.discard_idle = pool.discard_idle
+
+    def rest(self, connection: Connection) -> None:
+        """The call ended well."""
+        self._pool.forget(connection)
+        connection.close()
+
+
+def _nothing() -> None:
+    """Nobody was told."""
+
+
 def _send(
     call: Call,
     connection: Connection,
@@ -220,6 +305,8 @@ def _send(
     body: bytes | AsyncIterator[bytes],
     length: int | None,
 ) -> None:
+    if call.over:
+        return  # the client has left
     if not isinstance(body, bytes):
         call.upload(head, body, length)
         return
