@@ -136,7 +136,9 @@ class Health:
 class Router:
     """The router itself."""
 
-    host: Annotated[str, Host(), "address to listen on"] = "127.0.0.1"
+    host: Annotated[
+        str, Host(), 'address to listen on; "0.0.0.0": all of IPv4; "::": all of IPv6 and IPv4'
+    ] = "127.0.0.1"
     port: Annotated[int, Whole(0, 65535), "where clients connect; 0: any free port"] = 8000
     admin_port: Annotated[
         int,

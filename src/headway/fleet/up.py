@@ -220,7 +220,8 @@ def _dry(fleet: FleetSpec, machine: Machine) -> str:
         engine.name: _command(machine, engine, addresses[engine.name]) for engine in fleet.engines
     }
     router = fleet.config.router
-    url = f"http://{router.host}:{router.port}"
+    host = f"[{router.host}]" if ":" in router.host else router.host
+    url = f"http://{host}:{router.port}"
     file = Home(fleet.name).router_file
     return dryrun.text(
         fleet, addresses, commands, router_command(file, url, os.environ, fleet.drain_s)

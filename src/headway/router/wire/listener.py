@@ -5,6 +5,7 @@ that, nor do they say or wait when the process has no files left: uvloop's cut w
 """
 
 import asyncio
+import errno
 import os
 import socket
 import ssl as tls
@@ -22,6 +23,10 @@ _ACCEPTED_AT_ONCE: Final = 64
 """Before others have their turn."""
 _PAUSE_S: Final = 1.0
 _SAY_EVERY_S: Final = 60.0
+_ABSENT: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
+"""Errors of an address that this machine doesn't have, such as ::1 where IPv6 is off."""
+_ALL: Final = "::"
+"""All addresses, IPv4 too."""
 
 
 class Listener:
@@ -120,21 +125,50 @@ class Listener:
 
 
 async def listen(hub: Hub, host: str, port: int, ssl: tls.SSLContext | None = None) -> Listener:
-    """Listens at every address of `host`. port: 0 takes a free one. Raises OSError."""
+    """Listens at every address of `host` that this machine has; `::` is all of both families.
+
+    port: 0 takes a free one. Raises OSError, also where the machine has none of the addresses.
+    """
     found = await hub.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
+    absent: list[OSError] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            listening = socket.socket(family, kind, protocol)
-            sockets.append(listening)
-            listening.setblocking(False)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listening.bind(address)
-            listening.listen(_BACKLOG)
+        for family, _, _, _, (address, _, *scope) in dict.fromkeys(found):
+            try:
+                sockets.append(_listening(family, (address, port, *scope)))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent.append(OSError(error.errno, _why(address)))
+            else:
+                port = int(sockets[0].getsockname()[1])  # one free port for all addresses
+        if not sockets:
+            raise absent[0]
     except OSError:
         for listening in sockets:
             listening.close()
         raise
+    for error in absent:
+        hub.say(f"{host}: {error.strerror}")
     return Listener(hub, sockets, ssl)
+
+
+def _why(address: str) -> str:
+    if address == _ALL:
+        return "this machine has no IPv6; use 0.0.0.0"
+    return f"{address} isn't an address of this machine"
+
+
+def _listening(family: int, address: tuple[str | int, ...]) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != _ALL)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening

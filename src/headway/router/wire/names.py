@@ -61,7 +61,8 @@ class Names:
 
     def forget(self, name: "Name") -> None:
         """Nobody follows it."""
-        self._names.pop(name.host, None)
+        if self._names.get(name.host) is name:
+            del self._names[name.host]
 
 
 class Name:
