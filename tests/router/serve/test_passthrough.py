@@ -3,9 +3,11 @@
 import asyncio
 import json
 import subprocess
+from urllib.parse import unquote
 
 import openai
 import pytest
+from tests.router.fleet import wire_bytes
 from tests.router.raw_client import Wire, soon
 from tests.router.rules import engines, flags, on_loop, routing, until
 from tests.testing.vllm_answers import answer, body_for, error, event
@@ -231,16 +233,28 @@ async def test_no_path_lets_a_client_name_a_destination(path, form):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completion%73", "/%761/chat/completions", "/v1/chat%2Fcompletions"]
+    "path",
+    [
+        "/v1/chat/completion%73",
+        "/%761/chat/completions",
+        "/v1/chat%2Fcompletions",
+        "/v1/chat/completions/",
+        "/v1//chat/completions",
+        "//v1/chat///completions//",
+    ],
 )
 @on_loop
 async def test_a_path_written_otherwise_is_the_same_path(path):
     """Rule 12: engines decode paths, so this one generates."""
     body = body_for("/v1/chat/completions", kv_transfer_params=EVIL)
-    async with engines() as [engine], routing(flags([engine])) as router, router.client() as client:
-        await client.post(path, content=body)
+    async with engines() as [engine], routing(flags([engine])) as router:
+        wire = await Wire.open(router.port)
+        wire.send(wire_bytes(body, path))
+        assert (await wire.answer()).status == 200
+        wire.close()
         assert router.log[-1]["endpoint"] == "chat"
         assert b"evil" not in engine.seen[-1].body
+        assert unquote(engine.seen[-1].path) == "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -254,9 +268,12 @@ async def test_a_path_written_otherwise_is_the_same_path(path):
         "/v1/load_lora%5Fadapter",
         "/v1/../sleep",
         "/v1/%2e%2e/sleep",
-        "/v1//chat/completions",
-        "/v1/chat/completions/",
+        "/v1/%2Fchat/completions",
+        "/v1/chat/completions%2F",
+        "//sleep/",
+        "/v1//load_lora_adapter/",
         "/",
+        "//",
         "/state",
         "/drain",
     ],

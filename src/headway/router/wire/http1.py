@@ -58,6 +58,8 @@ _LINE: Final = b"%b: %b\r\n".__mod__
 LENGTH_LINE: Final = re.compile(
     rb"\r\ncontent-length:[\t ]*([0-9]{1,18})[\t ]*(?=\r\n)", re.IGNORECASE
 )
+_SLASHES: Final = re.compile(rb"//+")
+"""Base URLs that end in one make two of them."""
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?]+", re.IGNORECASE)
 _HOST: Final = re.compile(
     rb"(?:[A-Za-z0-9._~%!$&'()*+;=-]+|\[[0-9A-Fa-f:.%A-Za-z]+\])(?::\d{0,5})?"
@@ -76,7 +78,8 @@ class BadRequest(HeadwayError):  # noqa: N818 - as in RFC 9110
 class RequestHead(NamedTuple):
     """A valid request head.
 
-    path: as sent, undecoded, without the query. query: without the question mark.
+    path: undecoded, without the query; slashes at its end are left out, several in a row are one.
+    query: without the question mark.
     headers: without Content-Length. length: of the body in bytes; None if it comes in chunks.
     """
 
@@ -192,6 +195,8 @@ def _target(url: bytes) -> tuple[str, bytes]:
         if not url.startswith(b"/"):
             url = b"/" + url
     path, _, query = url.partition(b"?")
+    if path.endswith(b"/") or b"//" in path:
+        path = _SLASHES.sub(b"/", path).rstrip(b"/") or b"/"
     return path.decode("ascii"), query
 
 
