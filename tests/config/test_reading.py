@@ -76,7 +76,7 @@ def test_every_setting_refuses_nonsense_at_its_line(path, setting, raw):
     if (setting.name, raw) in {("env", "{}"), ("min_client_priority", "-1")}:
         return  # no nonsense
     required = {"cert": 'cert = "c"', "key": 'key = "k"', "name": 'name = "a"'}
-    wanted = ["cert", "key"] if "tls" in path else ["name"] if path[0] == "pool" else []
+    wanted = ["name"] if path[0] == "pool" else ["cert", "key"] if "tls" in path else []
     lines = [required[name] for name in wanted if path[-1] != name]
     name = ".".join(part for part in path if not isinstance(part, int))
     header = "[[pool]]" if path[0] == "pool" else f"[{name.rpartition('.')[0]}]"

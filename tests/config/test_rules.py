@@ -181,3 +181,40 @@ def test_certificate_and_key_are_tried_before_they_are_used(pem, cert, key, wron
         assert not wrong
         assert config.server_tls(parsed.router.tls)
         assert parsed.files == (path, pem / cert, pem / key)
+
+
+@pytest.mark.parametrize(
+    ("files", "wrong"),
+    [
+        ({"ca": "cert.pem"}, set()),
+        ({"ca": "cert.pem", "cert": "cert.pem", "key": "key.pem"}, set()),
+        ({"cert": "cert.pem", "key": "key.pem"}, set()),
+        ({"ca": "key.pem"}, {"ca"}),
+        ({"ca": "absent.pem", "cert": "x", "key": "y"}, {"ca", "cert", "key"}),
+        ({"cert": "cert.pem", "key": "other.pem"}, {""}),
+        ({"cert": "cert.pem", "key": "locked.pem"}, {""}),
+        ({"cert": "cert.pem"}, {"key"}),
+        ({"key": "key.pem"}, {"cert"}),
+    ],
+)
+def test_files_for_engines_are_tried_before_they_are_used(pem, files, wrong):
+    path = pem / "headway.toml"
+    lines = ['[[pool]]\nname = "a"\nengines = ["https://h:1"]\n[pool.tls]']
+    path.write_text("\n".join([*lines, *(f'{name} = "{file}"' for name, file in files.items())]))
+    try:
+        parsed = config.load(path)
+    except config.ConfigError as error:
+        found = {p.key.removeprefix("pool[0].tls").lstrip(".") for p in error.problems}
+        assert found == wrong
+    else:
+        assert not wrong
+        assert config.engine_tls(parsed.pools[0].tls)
+        assert parsed.files == (path, *(pem / file for file in files.values()))
+
+
+@pytest.mark.parametrize("engines", ['engines = ["http://h:1"]', ""])
+def test_files_for_engines_without_tls_are_of_no_use(engines):
+    text = f'[[pool]]\nname = "a"\n{engines}\n[pool.tls]\nca = "ca.pem"\n'
+    with pytest.raises(config.ConfigError) as caught:
+        config.parse(text, "h.toml", starts=True)
+    assert [(p.key, p.line) for p in caught.value.problems] == [("pool[0].tls", 4)]

@@ -17,6 +17,7 @@ from headway.config.keys import KeyHash, KeyRing, engine_key, hash_key, read_fil
 from headway.config.lines import Path, key_lines
 from headway.config.model import (
     Config,
+    EngineTls,
     Health,
     Keys,
     Pool,
@@ -36,8 +37,9 @@ from headway.config.problems import (
     flag_of,
 )
 from headway.config.reading import all_settings, section, unknown
-from headway.config.rules import check, check_tls, server_tls, warnings
+from headway.config.rules import check, warnings
 from headway.config.schema import schema, schema_text
+from headway.config.tls import check_engine_tls, check_tls, engine_tls, server_tls
 from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY
 from headway.home import expanded
 
@@ -46,6 +48,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "EngineAddress",
+    "EngineTls",
     "Fleet",
     "Health",
     "KeyRing",
@@ -59,6 +62,7 @@ __all__ = [
     "Tls",
     "all_settings",
     "engine_key",
+    "engine_tls",
     "explain",
     "flag_of",
     "from_flags",
@@ -174,17 +178,20 @@ def _built(
     router = _placed(router, folder)
     fleet = section(Fleet, document.get("fleet", {}), ("fleet",), problems) or Fleet()
     pools = [
-        (index, dataclasses.replace(pool, model=_model(pool.model, folder)))
+        (index, _pool_placed(pool, folder))
         for index, pool in _pools(document.get("pool", []), problems)
     ]
     check(router, pools, problems, starts=starts)
     keys = _key_ring(router.keys, problems, open_files=open_files)
-    if open_files and router.tls:
-        check_tls(router.tls, problems)
+    if open_files:
+        if router.tls:
+            check_tls(router.tls, problems)
+        check_engine_tls(pools, problems)
     if open_files and router.tokenizer and not router.tokenizer.is_file():
         problems.add(("router", "tokenizer"), f"{router.tokenizer} is not a file")
     problems.finish()
-    tls = (router.tls.cert, router.tls.key) if router.tls else ()
+    tls = [router.tls.cert, router.tls.key] if router.tls else []
+    tls += [path for _, pool in pools if pool.tls for path in pool.tls.files().values()]
     return Config(
         router=router,
         pools=tuple(pool for _, pool in pools),
@@ -212,6 +219,14 @@ def _placed(router: Router, folder: pathlib.Path) -> Router:
         keys = dataclasses.replace(keys, file=folder / keys.file)
     tokenizer = folder / router.tokenizer if router.tokenizer else None
     return dataclasses.replace(router, tls=tls, keys=keys, tokenizer=tokenizer)
+
+
+def _pool_placed(pool: Pool, folder: pathlib.Path) -> Pool:
+    """With relative paths put below the folder."""
+    tls = pool.tls
+    if tls:
+        tls = EngineTls(**{name: folder / path for name, path in tls.files().items()})
+    return dataclasses.replace(pool, model=_model(pool.model, folder), tls=tls)
 
 
 def _model(model: str | None, folder: pathlib.Path) -> str | None:

@@ -66,6 +66,31 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTls:
+    """TLS to engines that run elsewhere with https. Without this section the machine's
+    certificate authorities count, and engines aren't told who asks.
+    """
+
+    ca: Annotated[
+        pathlib.Path | None,
+        FilePath(),
+        "the file with the authorities that engines' certificates come from, PEM; not set: the "
+        "machine's",
+    ] = None
+    cert: Annotated[
+        pathlib.Path | None, FilePath(), "the router's own certificate chain for engines, PEM"
+    ] = None
+    key: Annotated[
+        pathlib.Path | None, FilePath(), "its private key's file, PEM without a passphrase"
+    ] = None
+
+    def files(self) -> dict[str, pathlib.Path]:
+        """What is set, by name."""
+        named = {"ca": self.ca, "cert": self.cert, "key": self.key}
+        return {name: path for name, path in named.items() if path}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SloSettings:
     """Latency targets: spilling, attainment and goodput are judged by them."""
 
@@ -238,6 +263,7 @@ class Pool:
     kv_lease_s: Annotated[
         float, _SECONDS, "how long a prefill engine keeps KV that nobody fetched (vLLM: 30)"
     ] = 30.0
+    tls: EngineTls | None = None
     replicas: Annotated[int, Whole(1, MOST_REPLICAS), "how many engines to start"] = 1
     model: Annotated[
         str | None,

@@ -1,11 +1,10 @@
 """Rules that more than one setting has a part in, and warnings about what is allowed but risky."""
 
 import ipaddress
-import ssl
 from typing import TYPE_CHECKING
 
 from headway.config.checks import EngineAddress
-from headway.config.model import Config, Router, Tls
+from headway.config.model import Config, Router
 from headway.config.problems import Problems
 from headway.config.starting import Pools, check_places, check_starts
 from headway.core.routing.strategies import LENGTH_STRATEGIES, SPLIT_STRATEGY
@@ -64,34 +63,6 @@ def _consistent(router: Router, problems: Problems) -> None:
             ("router", "timeouts", "total_s"),
             f"{times.total_s:g} is less than first_byte_s; use {times.first_byte_s:g} or more",
         )
-
-
-def check_tls(tls: Tls, problems: Problems) -> None:
-    """Add a problem if the certificate or its key can't be used."""
-    at: Path = ("router", "tls")
-    readable = True
-    for name, path in (("cert", tls.cert), ("key", tls.key)):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            problems.add((*at, name), f"{path} can't be read: {error.strerror}")
-            readable = False
-    if readable:
-        try:
-            server_tls(tls)
-        except (ssl.SSLError, OSError) as error:
-            problems.add(
-                at, f"cert and key can't be used together: {error}; use PEM without a passphrase"
-            )
-
-
-def server_tls(tls: Tls) -> ssl.SSLContext:
-    """What a server needs to speak TLS. Raises ssl.SSLError or OSError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Without a function OpenSSL asks the terminal for a passphrase.
-    context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
-    return context
 
 
 def warnings(config: Config) -> tuple[str, ...]:

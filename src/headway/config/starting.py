@@ -20,6 +20,7 @@ def check_places(pools: Pools, problems: Problems, *, starts: bool) -> None:
     for index, pool in pools:
         if not problems.clear_of(("pool", index, "engines")):
             continue
+        _tls(index, pool, problems)
         if pool.engines:
             for name in STARTING:
                 at = ("pool", index, name)
@@ -35,6 +36,18 @@ def check_places(pools: Pools, problems: Problems, *, starts: bool) -> None:
                 "is missing; set it to the URLs where its engines listen, "
                 "or let `headway up` start them",
             )
+
+
+def _tls(index: int, pool: Pool, problems: Problems) -> None:
+    """What is said of TLS to engines elsewhere can be meant."""
+    tls, at = pool.tls, ("pool", index, "tls")
+    if tls is None or not problems.clear_of(at):
+        return
+    if not any(engine.tls for engine in pool.engines):
+        problems.add(at, "is for `engines` that run elsewhere with https; leave it out")
+    for name, other in (("cert", "key"), ("key", "cert")):
+        if other in tls.files() and name not in tls.files():
+            problems.add((*at, name), f"is missing; {other} is of use with it only")
 
 
 def check_starts(pools: Pools, problems: Problems) -> None:

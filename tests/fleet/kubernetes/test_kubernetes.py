@@ -333,7 +333,13 @@ key = "/tls/key.pem"
 file = "/my keys/clients.txt"
 engine_key_env = "ENGINE_KEY"
 """
-    written, manifests = rendered(text + ONE)
+    elsewhere = """
+[[pool]]
+name = "elsewhere"
+engines = ["https://10.0.0.1:8000"]
+tls.ca = "/engines/ca.pem"
+"""
+    written, manifests = rendered(text + ONE + elsewhere)
     head = written.partition("---")[0]
     assert "create secret generic headway-router-files" in head
     assert "--from-file='/my keys/clients.txt'" in head
@@ -345,6 +351,8 @@ engine_key_env = "ENGINE_KEY"
     routed = config.parse(of_kind(manifests, "ConfigMap")[0]["data"]["headway.toml"])
     assert routed.router.tls.cert == Path(mounted["files"], "chain.pem")
     assert routed.router.keys.file == Path(mounted["files"], "clients.txt")
+    assert routed.pools[1].tls.ca == Path(mounted["files"], "ca.pem")
+    assert "--from-file=/engines/ca.pem" in head
     assert container(router)["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     (monitor,) = [m for m in of_kind(manifests, "PodMonitor") if "routers" in m["metadata"]["name"]]
     assert monitor["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"

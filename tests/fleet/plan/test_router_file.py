@@ -44,6 +44,10 @@ batching.policy = "slo"
 name = "b"
 engines = ["https://h:1", "http://[::1]:2"]
 kv_lease_s = 31.5
+[pool.tls]
+ca = "ca.pem"
+cert = "c.pem"
+key = "k.pem"
 """
 
 
@@ -76,6 +80,7 @@ def check(parsed):
             max_model_len=theirs.max_model_len,
             kv_capacity_tokens=theirs.kv_capacity_tokens,
             kv_lease_s=theirs.kv_lease_s,
+            tls=theirs.tls,
         ), "nothing about starting is left in the file"
 
 
@@ -87,9 +92,10 @@ def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     parsed = config.parse(RICH, "sub/headway.toml", starts=True)
     text = router_file.text(parsed, addresses(parsed))
-    tls = config.parse(text, "/elsewhere/router.toml").router.tls
-    assert tls.key == tmp_path / "sub/k.pem"
-    assert tls.cert.parent == tmp_path / "sub"
+    back = config.parse(text, "/elsewhere/router.toml")
+    assert back.router.tls.key == tmp_path / "sub/k.pem"
+    assert back.router.tls.cert.parent == tmp_path / "sub"
+    assert back.pools[1].tls.ca == tmp_path / "sub/ca.pem"
 
 
 def test_key_files_are_found_from_anywhere(tmp_path):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from headway.config import Config
+from headway.config import Config, engine_tls
 from headway.core.batching.settings import STOCK
 from headway.core.engine_metrics import NO_FAULTS, Fallback, parse_metrics
 from headway.fleet.doctor.finding import Finding, Severity
@@ -64,10 +64,11 @@ def targets(
         EngineTarget(
             f"{pool.name}/{address.authority}",
             pool.role,
-            HttpServer(str(address), key),
+            HttpServer(str(address), key, context=context),
             policies.get(pool.name),
         )
         for pool in config.pools
+        for context in [engine_tls(pool.tls) if pool.tls else None]
         for address in pool.engines
     )
 

@@ -14,7 +14,7 @@ import math
 import pathlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from headway import config as settings
@@ -86,7 +86,7 @@ def render(config: settings.Config, options: RenderOptions) -> str:
         hang_s=max(spec.hang_s, router.timeouts.first_byte_s),
         drain_s=spec.drain_s,
         engine_key_env=router.keys.engine_key_env,
-        files=bool(_files(router)),
+        files=bool(_files(config)),
         tls=router.tls is not None,
     )
     text = router_file.text(_in_cluster(config), {p.engine.pool: _addresses(p) for p in pools})
@@ -165,7 +165,7 @@ def _in_cluster(config: settings.Config) -> settings.Config:
         port=pods.HTTP_PORT,
         admin_port=_ADMIN_PORT if config.router.admin_port else 0,
     )
-    files = _files(router)
+    files = _files(config)
     if router.tls:
         tls = dataclasses.replace(
             router.tls, cert=files[router.tls.cert], key=files[router.tls.key]
@@ -174,16 +174,27 @@ def _in_cluster(config: settings.Config) -> settings.Config:
     if router.keys.file:
         keys = dataclasses.replace(router.keys, file=files[router.keys.file])
         router = dataclasses.replace(router, keys=keys)
-    return dataclasses.replace(config, router=router)
+    pools = tuple(_with_files(pool, files) for pool in config.pools)
+    return dataclasses.replace(config, router=router, pools=pools)
 
 
-def _files(router: settings.Router) -> dict[pathlib.Path, pathlib.Path]:
+def _with_files(pool: settings.Pool, files: Mapping[pathlib.Path, pathlib.Path]) -> settings.Pool:
+    """The pool with its files for engines where the router's pod has them."""
+    if pool.tls is None:
+        return pool
+    tls = settings.EngineTls(**{name: files[path] for name, path in pool.tls.files().items()})
+    return dataclasses.replace(pool, tls=tls)
+
+
+def _files(config: settings.Config) -> dict[pathlib.Path, pathlib.Path]:
     """Where the router's pod has the files that the settings name.
 
     Raises SettingError where two have the same name, or one that a Secret can't hold.
     """
+    router = config.router
     keys = (router.keys.file,) if router.keys.file else ()
-    tls = (router.tls.cert, router.tls.key) if router.tls else ()
+    tls = [router.tls.cert, router.tls.key] if router.tls else []
+    tls += [path for pool in config.pools if pool.tls for path in pool.tls.files().values()]
     named: dict[str, pathlib.Path] = {}
     for path in (*keys, *tls):
         if not re.fullmatch(r"[A-Za-z0-9._-]+", path.name):
@@ -206,7 +217,7 @@ def _head(
     ]
     if any(pool.nodes > 1 for pool in pools):
         lines.append("LeaderWorkerSets need their controller: https://lws.sigs.k8s.io")
-    files = " ".join(f"--from-file={shlex.quote(str(path))}" for path in _files(router))
+    files = " ".join(f"--from-file={shlex.quote(str(path))}" for path in _files(config))
     if files:
         lines.append(f"First: kubectl create secret generic {fleet}-router-files {files}")
     if router.keys.engine_key_env:

@@ -25,6 +25,7 @@ def text(config: Config, addresses: Mapping[str, Sequence[Address]]) -> str:
         engines += [address.url for address in addresses[pool.name]] if not engines else []
         lines += ["", "[[pool]]", f"name = {_toml(pool.name)}", f"engines = {_toml(engines)}"]
         lines += _settings(pool, ("name", "engines", *STARTING))
+        lines += _section(pool.tls, ("pool", "tls")) if pool.tls else []
     return "\n".join(lines) + "\n"
 
 

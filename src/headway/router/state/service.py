@@ -80,11 +80,12 @@ class Service:
     def apply(self, config: settings.Config) -> None:
         """Use these settings from now on. Engines that stay keep their work and their health.
 
-        Raises SettingError for an engine key or a tokenizer that can't be used; nothing has changed
-        then.
+        Raises SettingError for an engine key or a tokenizer that can't be used, OSError for
+        certificates that can't; nothing has changed then.
         """
         router = config.router
         engine_key = settings.engine_key(router.keys.engine_key_env, os.environ)
+        contexts = [_context(pool) for pool in config.pools]
         tokens = TokenCounter(router.tokenizer) if router.tokenizer else None
         if self.tokens is not None:
             self.tokens.close()
@@ -100,13 +101,15 @@ class Service:
         self.retries = RetryBudget(router.retries.ratio, router.retries.min_per_s)
         old = self.engines
         self.pools, self.engines = [], {}
-        for each in config.pools:
+        for each, context in zip(config.pools, contexts, strict=True):
             pool = _pool(each)
             for address in each.engines:
                 engine_id = f"{each.name}/{address.authority}"
                 engine = old.get(engine_id)
                 if engine is None or engine.tls != address.tls:
                     engine = self._new_engine(engine_id, pool, address)
+                if context is not None and address.tls:
+                    engine.upstream.speak(context)
                 engine.move(pool)
                 pool.engines.append(engine)
                 self.engines[engine_id] = engine
@@ -120,11 +123,9 @@ class Service:
     def _new_engine(
         self, engine_id: str, pool: PoolState, address: settings.EngineAddress
     ) -> EngineState:
-        context = ssl.create_default_context() if address.tls else None
         upstream = UpstreamPool(
             address.host,
             address.port,
-            ssl=context,
             connect_timeout_s=math.inf,  # each call brings the limit that is set now
             names=self._names,
         )
@@ -274,6 +275,11 @@ class Service:
         for action in handoff.release_ended(self.now(), freed=freed):
             if isinstance(action, Count):
                 self.metrics.handoffs.add(action.name)
+
+
+def _context(pool: settings.Pool) -> ssl.SSLContext | None:
+    """How its engines are spoken to with TLS; None where none of them wants that."""
+    return settings.engine_tls(pool.tls) if any(each.tls for each in pool.engines) else None
 
 
 def _pool(described: settings.Pool) -> PoolState:

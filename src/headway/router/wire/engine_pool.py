@@ -79,7 +79,6 @@ class UpstreamPool:
         host: str,
         port: int,
         *,
-        ssl: tls.SSLContext | None = None,
         max_idle: int = MAX_IDLE,
         connect_timeout_s: float = 2.0,
         idle_s: float = 4.0,
@@ -87,7 +86,7 @@ class UpstreamPool:
     ) -> None:
         self.host = host
         self.port = port
-        self._ssl = ssl
+        self._ssl: tls.SSLContext | None = None
         self._max_idle = max_idle
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
@@ -160,6 +159,11 @@ class UpstreamPool:
                 return call
             finally:
                 unsubscribe()
+
+    def speak(self, context: tls.SSLContext) -> None:
+        """Connections are opened with TLS from now on, as `context` says."""
+        self._ssl = context
+        self.discard_idle()
 
     def close(self) -> None:
         """Closes what is at rest; connections in use close when their calls end."""

@@ -139,7 +139,7 @@ async def listen(hub: Hub, host: str, port: int, ssl: tls.SSLContext | None = No
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
-                absent.append(OSError(error.errno, _why(address)))
+                absent.append(OSError(error.errno, _why(str(address))))
             else:
                 port = int(sockets[0].getsockname()[1])  # one free port for all addresses
         if not sockets:
@@ -148,8 +148,8 @@ async def listen(hub: Hub, host: str, port: int, ssl: tls.SSLContext | None = No
         for listening in sockets:
             listening.close()
         raise
-    for error in absent:
-        hub.say(f"{host}: {error.strerror}")
+    for each in absent:
+        hub.say(f"{host}: {each.strerror}")
     return Listener(hub, sockets, ssl)
 
 
