@@ -25,16 +25,18 @@ from headway.fleet.place import ports
 from headway.fleet.place.placement import HOST
 from headway.fleet.plan import dry_run as dryrun
 from headway.fleet.plan import machine as hardware
-from headway.fleet.plan import router_file
+from headway.fleet.plan import memory, router_file
 from headway.fleet.plan import template as made
 from headway.fleet.plan.compatibility import problems
 from headway.fleet.plan.engine_command import engine_command
+from headway.fleet.plan.machine import NO_GPU
 from headway.fleet.plan.plan import load, plan, rescale, wrong_models
 from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
 from headway.fleet.supervise import supervisor
 from headway.fleet.supervise.engines import Making
 from headway.fleet.supervise.router_link import command as router_command
 from headway.models import bundled, named
+from headway.models.files import ModelFiles, model_files
 
 _NO_FILE: Final = "(no file)"
 _QUESTION: Final = "What is the capital of France?"
@@ -63,6 +65,8 @@ def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
     if fleet.engines:
         launch.cpu_build()  # raises where there is no vLLM
     say(f"{wish.path or 'no headway.toml; what suits this machine'}: {_summary(fleet)}")
+    for told in memory.of_pools(fleet, machine, os.environ):
+        say(told.said)
     if dry_run:
         print(_dry(fleet, machine))  # noqa: T201  what was asked for
         return 0
@@ -86,7 +90,10 @@ def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force
         _check_model(model)
         if not path.parent.samefile(".") and Path(model).is_dir():
             model = str(Path(model).absolute())  # "./" in the file is the file's folder
-    text = made.text(hardware.detect(), strategy=strategy, model=model)
+    machine = hardware.detect()
+    if not (machine.cpu or machine.gpus):
+        raise HeadwayError(f"the installed vLLM needs a GPU: {machine.gpu_problem or NO_GPU}")
+    text = made.text(machine, strategy=strategy, model=model, files=_files(model))
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
@@ -104,12 +111,13 @@ def described(wish: UpWish, machine: Machine) -> FleetSpec:
         if wish.path is not None:
             raise SettingError("--model", f"and {wish.path} are given; leave one out")
         _check_model(wish.model)
-        text = made.text(machine, model=wish.model)
+        text = made.text(machine, model=wish.model, files=_files(wish.model))
         config = settings.parse(text, _NO_FILE, starts=True)
     else:
         config = load(wish.path, machine)
     fleet = plan(config, machine)
     found = [*problems(fleet), *wrong_models(fleet, os.environ)]
+    found += memory.problems(fleet, machine, os.environ)
     if found:
         raise settings.ConfigError(tuple(found))
     return dataclasses.replace(fleet, name=wish.name) if wish.name else fleet
@@ -119,6 +127,11 @@ def _check_model(model: str) -> None:
     wrong = named.problem(model, os.environ)
     if wrong:
         raise SettingError("--model", wrong)
+
+
+def _files(model: str | None) -> ModelFiles | None:
+    """What is known of a model of the user's own."""
+    return model_files(model, os.environ) if model is not None else None
 
 
 class Watch:

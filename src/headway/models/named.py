@@ -156,7 +156,7 @@ def _of_cache(model: str, environ: Mapping[str, str], flags: Collection[str]) ->
     """Of a hub's name: it is wrong only if the hub may not be asked and the cache hasn't got it."""
     if "--download-dir" in flags or not _offline(environ):
         return None
-    cache = _cache(environ)
+    cache = hub_cache(environ)
     cached = set(_cached(cache))
     name = model.partition(":")[0]
     if name in cached:
@@ -167,7 +167,7 @@ def _of_cache(model: str, environ: Mapping[str, str], flags: Collection[str]) ->
     return f"{said}; {instead}fetch it first (hf download {name}), or name a directory"
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
+def hub_cache(environ: Mapping[str, str]) -> Path:
     """Where huggingface_hub keeps what it has fetched."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     if named:

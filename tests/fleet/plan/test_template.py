@@ -4,12 +4,16 @@ import itertools
 import json
 
 import pytest
+from tests.fleet.plan.gpu_machine import h100s, machine_of, model_in
+from tests.testing import model_configs as models
+from tests.testing.nvidia import Card, Part
 
 from headway import config
 from headway.core.errors import SettingError
 from headway.core.routing.strategies import STRATEGY_BY_NAME
-from headway.fleet.plan import compatibility, plan, template
+from headway.fleet.plan import compatibility, memory, plan, template
 from headway.fleet.plan.spec import Machine
+from headway.models.files import model_files
 
 
 def machine(count, *, cpu=True, memory_gib=64.0):
@@ -99,12 +103,63 @@ def test_the_default_is_what_the_machine_can_bear(count, cpu, memory_gib, roles,
 )
 def test_the_context_of_a_model_is_looked_up(tmp_path, content, tokens):
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert template.context_tokens(str(tmp_path)) == tokens
-    if tokens:
-        assert f"# max_model_len = {tokens} " in template.text(machine(1), model=str(tmp_path))
+    files = model_files(str(tmp_path), {})
+    text = template.text(machine(1), model=str(tmp_path), files=files)
+    assert f"# max_model_len = {tokens or 32768} " in text
 
 
-def test_a_model_on_a_hub_is_not_looked_up(tmp_path):
-    assert template.context_tokens("org/model") is None
-    (tmp_path / "config.json").write_text("{")
-    assert template.context_tokens(str(tmp_path)) is None
+def of_gpus(hardware, folder, model, strategy=None):
+    """The fleet of the file that is made for a model on GPUs; its problems are none."""
+    named = model_in(folder / "m", model)
+    files = model_files(named, {})
+    text = template.text(hardware, model=named, files=files, strategy=strategy)
+    fleet = plan.plan(config.parse(text, starts=True), hardware)
+    assert not memory.problems(fleet, hardware, {})
+    return fleet
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "sizes"),
+    [
+        (models.LLAMA_70B, 8, [4, 4]),
+        (models.LLAMA_70B, 4, [4]),
+        (models.LLAMA_70B, 6, [4]),
+        (models.LLAMA_8B, 8, [1] * 8),
+        (models.LLAMA_70B | {"quantization_config": {"quant_method": "fp8"}}, 8, [2] * 4),
+        (models.LLAMA_405B_FP8 | {"max_position_embeddings": 8192}, 8, [8]),
+    ],
+)
+def test_engines_get_the_gpus_that_their_model_needs(tmp_path, model, count, sizes):
+    fleet = of_gpus(h100s(count), tmp_path, model)
+    assert [len(engine.devices) for engine in fleet.engines] == sizes
+    assert [engine.tensor_parallel_size for engine in fleet.engines] == sizes
+    assert {engine.max_model_len for engine in fleet.engines} == {None}
+    roles = {engine.role for engine in fleet.engines}
+    assert roles == ({"prefill", "decode"} if len(sizes) > 1 else {"both"})
+
+
+def test_where_the_whole_context_does_not_fit_the_longest_that_does_is_written(tmp_path):
+    fleet = of_gpus(h100s(2), tmp_path, models.LLAMA_70B)
+    [engine] = fleet.engines
+    assert (engine.tensor_parallel_size, engine.max_model_len) == (2, 23552)
+    small = machine_of(Card("GPU-a", name="NVIDIA L4", gib=22.5))
+    [engine] = of_gpus(small, tmp_path, models.LLAMA_8B).engines
+    assert engine.max_model_len == 29696
+
+
+def test_mig_devices_get_an_engine_each(tmp_path):
+    divided = machine_of(Card("GPU-a", parts=(Part("MIG-1"), Part("MIG-2"))), Card("GPU-b"))
+    fleet = of_gpus(divided, tmp_path, models.LLAMA_8B)
+    assert [engine.devices for engine in fleet.engines] == [(1,), (2,), (3,)]
+
+
+def test_a_model_that_no_gpus_here_hold_is_refused(tmp_path):
+    files = model_files(model_in(tmp_path / "m", models.DEEPSEEK_V3), {})
+    with pytest.raises(SettingError, match=r"626.6 GiB and 8 GPUs of 79.1 GiB are here"):
+        template.text(h100s(8), model="m", files=files)
+
+
+def test_a_strategy_that_needs_two_engines_says_how_large_they_are(tmp_path):
+    files = model_files(model_in(tmp_path / "m", models.LLAMA_70B), {})
+    with pytest.raises(SettingError, match="two engines of 4 GPUs, as the model needs"):
+        template.text(h100s(4), model="m", files=files, strategy="disaggregated")

@@ -1,4 +1,4 @@
-"""How long an engine step takes on a GPU, from first principles.
+"""How long an engine step takes on a GPU, from first principles; what a model takes of its memory.
 
     step = fixed + efficiency * (linear layers over all tokens of the step, together
                                  + attention of each prefill chunk
@@ -7,4 +7,6 @@
 
 `shape` says what a model computes, `kernels` how long one kernel takes (measured, or from a GPU's
 specification), `step` adds them up. Tables of measured kernels are read by `headway.gpus`.
+`footprint` counts what a model takes of GPU memory (`quantization`: bits of its weights), `fit`
+whether it fits an engine, and what would.
 """

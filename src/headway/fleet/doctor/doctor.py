@@ -30,7 +30,7 @@ from headway.fleet.errors import FleetError
 from headway.fleet.net.http_sync import HttpServer
 from headway.fleet.operate import control_socket
 from headway.fleet.operate.state_dir import Home
-from headway.fleet.plan import compatibility
+from headway.fleet.plan import compatibility, memory
 from headway.fleet.plan import machine as hardware
 from headway.fleet.plan.plan import load, plan, wrong_models
 from headway.fleet.plan.spec import FleetSpec, Machine
@@ -85,7 +85,9 @@ def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[
         return None, [Finding("error", _FILE, str(p), "change the file") for p in error.problems]
     except SettingError as error:
         return None, [Finding("error", _FILE, str(error), "change the file")]
+    sizes = memory.of_pools(spec, machine, os.environ)
     problems = [*compatibility.problems(spec), *wrong_models(spec, os.environ)]
+    problems += [each.problem for each in sizes if each.problem]
     wrong = [Finding("error", _FILE, str(p), "change the file") for p in problems]
     if config.router.routing.splits and spec.engines and not wrong:
         wrong.append(Finding("ok", _FILE, "prefill and decode pools fit one another"))
@@ -93,11 +95,16 @@ def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[
         Finding("warning", _FILE, said, "see docs/router-config.md")
         for said in settings.warnings(config)
     ]
+    sized = [
+        Finding("ok" if each.checked else "note", _FILE, each.said)
+        for each in sizes
+        if not each.problem
+    ]
     started = len(spec.engines)
     elsewhere = sum(len(pool.engines) for pool in config.pools)
     counts = f"engines to start: {started}, running elsewhere: {elsewhere}"
     said = f"{name}: {config.router.strategy}; {counts}"
-    return spec, [Finding("ok", _FILE, said), *wrong, *warned]
+    return spec, [Finding("ok", _FILE, said), *wrong, *sized, *warned]
 
 
 def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -81,14 +82,27 @@ def gpus(engines: Sequence[EngineSpec], machine: Machine) -> Iterator[Finding]:
         return
     if not machine.gpus:
         said = "no GPU is visible, and the installed vLLM needs one"
-        yield Finding("error", ABOUT, said, "nvidia-smi; in a container --gpus all")
+        then = "nvidia-smi; in a container --gpus all"
+        why = f": {machine.gpu_problem}" if machine.gpu_problem else ""
+        yield Finding("error", ABOUT, f"{said}{why}", then)
         return
-    yield Finding("ok", ABOUT, f"{len(machine.gpus)} GPUs")
+    yield Finding("ok", ABOUT, f"{len(machine.gpus)} GPUs{_described(machine)}")
+    if machine.gpu_problem:
+        yield Finding("warning", ABOUT, machine.gpu_problem, "nvidia-smi -L")
     said_smi = output(["nvidia-smi", "topo", "-m"])
     if said_smi is not None:
         yield from links_within(engines, parse_topology(said_smi))
     if any(engine.role != "both" for engine in engines):
         yield from transports(output(["ucx_info", "-d"]))
+
+
+def _described(machine: Machine) -> str:
+    """What they are: whole GPUs by their kind, MIG devices each with its number."""
+    known = [machine.gpu_by_number[n] for n in machine.gpus if n in machine.gpu_by_number]
+    kinds = Counter(f"{each.name}, {each.memory_bytes / _GIB:.0f} GiB" for each in known)
+    said = [f"{count} x {kind}" for kind, count in kinds.items()]
+    said += [f"device {d.number} is {d.uuid}" for d in known if d.parent is not None]
+    return f": {'; '.join(said)}" if said else ""
 
 
 def parse_topology(text: str) -> Links:

@@ -122,6 +122,13 @@ def _connector(engine: EngineSpec, machine: Machine) -> dict[str, Any]:
     return connector
 
 
+def _visible_as(engine: EngineSpec, machine: Machine) -> Iterator[str]:
+    """An engine's GPUs as CUDA knows them."""
+    for number in engine.devices:
+        device = machine.gpu_by_number.get(number)
+        yield device.visible_as if device else str(number)
+
+
 def _environment(engine: EngineSpec, address: Address, machine: Machine) -> dict[str, str]:
     if not engine.devices:
         chosen = _anywhere(engine, machine)
@@ -135,7 +142,7 @@ def _environment(engine: EngineSpec, address: Address, machine: Machine) -> dict
         chosen = {
             # Numbers as nvidia-smi has them, not by speed.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, engine.devices)),
+            "CUDA_VISIBLE_DEVICES": ",".join(_visible_as(engine, machine)),
         }
     if address.spread:
         chosen["VLLM_HOST_IP"] = address.host  # as Ray knows the node

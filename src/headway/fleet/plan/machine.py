@@ -3,19 +3,18 @@
 import math
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Final
 
 from headway import cgroup
 from headway.engine.start import launch
 from headway.engine.start.command import usable_cores
+from headway.fleet.plan.gpus import found_gpus, visible
 from headway.fleet.plan.spec import Machine
 
 _GIB: Final = 2**30
 _MEMINFO: Final = Path("/proc/meminfo")
-_NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
-_TIMEOUT_S: Final = 20.0
+NO_GPU: Final = "none is visible (nvidia-smi; in a container --gpus all)"
 
 
 def detect() -> Machine:
@@ -23,36 +22,25 @@ def detect() -> Machine:
 
     Where vLLM isn't installed, its build is taken to be the one for what is there.
     """
-    gpus = visible_gpus(_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = found_gpus()
+    gpus = visible(found.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    problem = found.problem
+    if not (found.devices or problem):
+        problem = NO_GPU
+    if found.devices and not gpus:
+        problem = f"CUDA_VISIBLE_DEVICES leaves none of the {len(found.devices)} that are there"
     try:
         cpu = launch.cpu_build()
     except launch.LaunchError:
         cpu = not gpus
     return Machine(
         cores=usable_cores(),
-        gpus=gpus,
+        gpus=tuple(device.number for device in gpus),
         memory_gib=available_gib(_read(_MEMINFO), cgroup.free_bytes()),
         cpu=cpu,
+        gpu_by_number={device.number: device for device in gpus},
+        gpu_problem=problem,
     )
-
-
-def visible_gpus(listing: str, visible: str | None) -> tuple[int, ...]:
-    """The GPUs' indices.
-
-    listing: lines "index, uuid", as from nvidia-smi.
-    visible: CUDA_VISIBLE_DEVICES: indices or (beginnings of) UUIDs; what follows one that isn't
-        there doesn't count, as CUDA has it. None: all.
-    """
-    found = re.findall(r"^\s*(\d+)\s*,\s*(\S+)", listing, re.MULTILINE)
-    if visible is None:
-        return tuple(int(index) for index, _ in found)
-    chosen: list[int] = []
-    for word in filter(None, (part.strip() for part in visible.split(","))):
-        matches = [int(i) for i, uuid in found if word == i or uuid.startswith(word)]
-        if len(matches) != 1 or matches[0] in chosen:
-            break
-        chosen += matches
-    return tuple(chosen)
 
 
 def available_gib(meminfo: str, of_group_bytes: float = math.inf) -> float:
@@ -63,16 +51,6 @@ def available_gib(meminfo: str, of_group_bytes: float = math.inf) -> float:
     match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
     available = int(match[1]) * 1024 if match else 0
     return min(available, of_group_bytes) / _GIB
-
-
-def _nvidia_smi() -> str:
-    try:
-        done = subprocess.run(
-            _NVIDIA_SMI, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _read(path: Path) -> str:

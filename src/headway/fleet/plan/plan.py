@@ -263,5 +263,7 @@ def _short(error: ShortError, config: Config, machine: Machine) -> ConfigError:
     )
     said = f"the pool needs {error.needed} {kind} ({engines}) and {left}"
     right = "name more" if pool.devices else "use fewer replicas"
+    if not (machine.cpu or machine.gpus) and machine.gpu_problem:
+        right = machine.gpu_problem
     at = ("pool", index, "devices" if pool.devices else "replicas")
     return ConfigError((config.source.problem(at, f"{said}; {right}"),))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headway.config import Config
+    from headway.fleet.plan.gpus import GpuDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class EngineSpec:
         pool: The pool it serves.
         role: `both`, `prefill` or `decode`.
         model: A local directory or a name on a model hub; None is the bundled model.
-        devices: GPU indices, or CPU cores on the CPU build; none where Ray chooses.
+        devices: GPUs' numbers, or CPU cores on the CPU build; none where Ray chooses.
         tensor_parallel_size: How many devices share each layer.
         pipeline_parallel_size: How many groups of devices share the layers.
         max_model_len: The engine's limit on prompt and answer together; None is the model's.
@@ -75,15 +76,21 @@ class Machine:
 
     Args:
         cores: The CPU cores this process may use.
-        gpus: The GPUs' indices.
+        gpus: The GPUs' numbers, those of MIG devices among them.
         memory_gib: Host memory available now.
         cpu: The installed vLLM is its CPU build: engines run on `cores`, not `gpus`.
+        gpu_by_number: What is known of each; nothing is of one that isn't there.
+        gpu_problem: Why GPUs can't be seen; empty if there is nothing to say.
+        held: Devices that another fleet of this user has, and its name.
     """
 
     cores: tuple[int, ...]
     gpus: tuple[int, ...]
     memory_gib: float
     cpu: bool
+    gpu_by_number: Mapping[int, GpuDevice] = field(default_factory=dict)
+    gpu_problem: str = ""
+    held: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
