@@ -20,6 +20,7 @@ def on(monkeypatch, tmp_path):
 
     def put(machine):
         monkeypatch.setattr(up.hardware, "detect", lambda: machine)
+        monkeypatch.setattr(up, "fetch_sizes", lambda model, environ: None)
         monkeypatch.setattr(up.launch, "cpu_build", lambda: machine.cpu)
         monkeypatch.setattr(doctor.installation, "examine", lambda splits: iter(()))
 

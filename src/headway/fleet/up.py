@@ -31,12 +31,15 @@ from headway.fleet.plan.compatibility import problems
 from headway.fleet.plan.engine_command import engine_command
 from headway.fleet.plan.machine import NO_GPU
 from headway.fleet.plan.plan import load, plan, rescale, wrong_models
+from headway.fleet.plan.sizing import size_for
 from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
 from headway.fleet.supervise import supervisor
 from headway.fleet.supervise.engines import Making
 from headway.fleet.supervise.router_link import command as router_command
 from headway.models import bundled, named
 from headway.models.files import ModelFiles, model_files
+from headway.models.hub import fetch_sizes
+from headway.models.named import is_hub_name
 
 _NO_FILE: Final = "(no file)"
 _QUESTION: Final = "What is the capital of France?"
@@ -61,7 +64,7 @@ def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
     Raises HeadwayError for what can't be started.
     """
     machine = hardware.detect()
-    fleet = described(wish, machine)
+    fleet = described(wish, machine, say)
     if fleet.engines:
         launch.cpu_build()  # raises where there is no vLLM
     say(f"{wish.path or 'no headway.toml; what suits this machine'}: {_summary(fleet)}")
@@ -79,7 +82,7 @@ def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
     shown = display(sys.stderr, say)
     watch = Watch(fleet, machine, home, shown)
     try:
-        return supervisor.run(fleet, _parts(wish, machine), home, shown.say, watch.show)
+        return supervisor.run(fleet, _parts(wish, machine, shown.say), home, shown.say, watch.show)
     finally:
         watch.close()
 
@@ -93,7 +96,8 @@ def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force
     machine = hardware.detect()
     if not (machine.cpu or machine.gpus):
         raise HeadwayError(f"the installed vLLM needs a GPU: {machine.gpu_problem or NO_GPU}")
-    text = made.text(machine, strategy=strategy, model=model, files=_files(model))
+    files = _files(model, machine, say)
+    text = made.text(machine, strategy=strategy, model=model, files=files)
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
@@ -101,17 +105,19 @@ def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force
         raise HeadwayError(f"{path} exists; use another name, or --force") from None
     except OSError as error:
         raise HeadwayError(f"{path} can't be written: {error.strerror}") from error
+    if model is not None and not machine.cpu and (files is None or not size_for(files, machine)):
+        say(f"how much memory {model} takes isn't known here: engines have one GPU each")
     say(f"wrote {path}; see what it does: headway up --dry-run {shlex.quote(str(path))}")
     return 0
 
 
-def described(wish: UpWish, machine: Machine) -> FleetSpec:
+def described(wish: UpWish, machine: Machine, say: Say) -> FleetSpec:
     """The fleet as the file, or its default, describes it now. Raises HeadwayError."""
     if wish.model is not None:
         if wish.path is not None:
             raise SettingError("--model", f"and {wish.path} are given; leave one out")
         _check_model(wish.model)
-        text = made.text(machine, model=wish.model, files=_files(wish.model))
+        text = made.text(machine, model=wish.model, files=_files(wish.model, machine, say))
         config = settings.parse(text, _NO_FILE, starts=True)
     else:
         config = load(wish.path, machine)
@@ -129,9 +135,16 @@ def _check_model(model: str) -> None:
         raise SettingError("--model", wrong)
 
 
-def _files(model: str | None) -> ModelFiles | None:
-    """What is known of a model of the user's own."""
-    return model_files(model, os.environ) if model is not None else None
+def _files(model: str | None, machine: Machine, say: Say) -> ModelFiles | None:
+    """What is known of a model of the user's own; on GPUs, where it counts, the hub is asked."""
+    if model is None:
+        return None
+    found = model_files(model, os.environ)
+    if found is None and not machine.cpu and is_hub_name(model):
+        say(f"asking the hub how large {model} is")
+        fetch_sizes(model, os.environ)
+        found = model_files(model, os.environ)
+    return found
 
 
 class Watch:
@@ -202,7 +215,7 @@ def _program() -> str:
     return f"{shlex.quote(sys.executable)} -m headway"
 
 
-def _parts(wish: UpWish, machine: Machine) -> supervisor.Parts:
+def _parts(wish: UpWish, machine: Machine, say: Say) -> supervisor.Parts:
     making = Making(
         machine=machine,
         command=functools.partial(_command, machine),
@@ -212,7 +225,7 @@ def _parts(wish: UpWish, machine: Machine) -> supervisor.Parts:
         making=making,
         router_text=router_file.text,
         rescale=lambda fleet, pool, count: rescale(fleet, fleet.config, machine, pool, count),
-        read=(lambda: described(wish, machine)) if wish.path else None,
+        read=(lambda: described(wish, machine, say)) if wish.path else None,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from headway.models.named import hub_cache
 
-_CONFIG: Final = "config.json"
-_INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+CONFIG: Final = "config.json"
+INDEXES: Final = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _MAIN: Final = "main"
 _MISTRALS: Final = "consolidated"
 """Beginning of the names of files that have the same weights once more."""
@@ -55,10 +55,10 @@ def _snapshot(cache: Path, model: str, revision: str) -> Path | None:
 
 def _in(folder: Path, *, whole: bool) -> ModelFiles | None:
     """whole: all weights are there, not only those fetched so far."""
-    config = _object(folder / _CONFIG)
+    config = _object(folder / CONFIG)
     if config is None:
         return None
-    for name in _INDEXES:
+    for name in INDEXES:
         metadata = (_object(folder / name) or {}).get("metadata")
         size = metadata.get("total_size") if isinstance(metadata, dict) else None
         if isinstance(size, int) and size > 0:

@@ -44,6 +44,13 @@ def problem(model: str, environ: Mapping[str, str], flags: Collection[str] = ())
     return _of_absent(model) or _of_cache(model, environ, flags)
 
 
+def is_hub_name(model: str) -> bool:
+    """Whether it is a hub's name and nothing on this machine."""
+    if os.path.exists(model) or model.endswith(".gguf"):  # noqa: PTH110  as above
+        return False
+    return not model.startswith((".", "~")) and bool(_HUB_NAME.fullmatch(model))
+
+
 def _of_absent(model: str) -> str | None:
     """Of what isn't there: None if it may be a hub's name."""
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
@@ -144,7 +151,7 @@ def _tensors_bytes(header: bytes) -> int | None:
         return None
 
 
-def _offline(environ: Mapping[str, str]) -> bool:
+def offline(environ: Mapping[str, str]) -> bool:
     """Whether huggingface_hub may not ask; another hub's cache isn't known here."""
     if environ.get("VLLM_USE_MODELSCOPE", "").lower() in _TRUE:
         return False
@@ -154,7 +161,7 @@ def _offline(environ: Mapping[str, str]) -> bool:
 
 def _of_cache(model: str, environ: Mapping[str, str], flags: Collection[str]) -> str | None:
     """Of a hub's name: it is wrong only if the hub may not be asked and the cache hasn't got it."""
-    if "--download-dir" in flags or not _offline(environ):
+    if "--download-dir" in flags or not offline(environ):
         return None
     cache = hub_cache(environ)
     cached = set(_cached(cache))

@@ -24,6 +24,8 @@ _LINKED_BYTES: Final = 3 * GIB // 4
 _GRAPHS_BYTES: Final = 3 * GIB // 4
 _LEAST_SHARE: Final = 0.4
 """Of the estimated working memory, what an engine takes for certain."""
+_STEPS_IN_FLIGHT: Final = 2
+"""Under asynchronous scheduling."""
 _LOGITS_BYTES: Final = 8
 """Of each seat and word: logits in float32 and a copy."""
 
@@ -139,10 +141,13 @@ def smallest_tensor_parallel_size(
 def _elements(layers: KvLayers, engine: EngineMemory, tokens: int, *, least: bool) -> int:
     """Of the KV on one GPU."""
     window = layers.window_tokens
-    if window is not None and (layers.certain or least):
-        # Beside the window, what a step adds before the oldest blocks are given back.
-        tokens = min(tokens, window - 1 + engine.step[0])
     blocks = -(-tokens // BLOCK_TOKENS)
+    if window is not None and (layers.certain or least):
+        # Beside the window, what steps in flight add before the oldest blocks are given back, and
+        # a block that it needn't begin with.
+        steps = 1 if least else _STEPS_IN_FLIGHT
+        seen = window - 1 + steps * engine.step[0]
+        blocks = min(blocks, -(-min(tokens, seen) // BLOCK_TOKENS) + 1)
     heads = max(1, layers.heads // engine.tensor_parallel_size)
     here = -(-layers.layers // engine.pipeline_parallel_size)
     return here * heads * layers.elements * blocks * BLOCK_TOKENS
