@@ -84,6 +84,16 @@ def test_the_doctor_says_what_fits_and_what_was_not_checked(on, tmp_path, llama_
     assert "note     memory of prefill: not checked" in "\n".join(lines)
 
 
+def test_the_doctor_says_which_gpus_others_use(on, tmp_path, llama_70b):
+    on(machine_of(*(Card(f"GPU-{index}", used_gib=40.0 * (index == 2)) for index in range(8))))
+    file = tmp_path / "headway.toml"
+    written(file, llama_70b)
+    lines = []
+    doctor.run(str(file), lines.append)
+    [line] = [line for line in lines if "are free, and vLLM asks for" in line]
+    assert line.strip() == ("warning  of GPU 2's 79.1 GiB 39.1 are free, and vLLM asks for 92%")
+
+
 @pytest.mark.parametrize(
     ("cards", "why"),
     [

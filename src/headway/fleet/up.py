@@ -17,7 +17,7 @@ from headway.core.errors import HeadwayError, SettingError
 from headway.core.status import FleetStatus
 from headway.engine.start import launch
 from headway.engine.start.command import EngineCommand
-from headway.fleet.operate import failure, goodput
+from headway.fleet.operate import claims, failure, goodput
 from headway.fleet.operate.display import Display, display
 from headway.fleet.operate.start_rows import Starts, settled
 from headway.fleet.operate.state_dir import Home
@@ -42,6 +42,7 @@ from headway.models.hub import fetch_sizes
 from headway.models.named import is_hub_name
 
 _NO_FILE: Final = "(no file)"
+_DEFAULT: Final = "default"
 _QUESTION: Final = "What is the capital of France?"
 
 Say = Callable[[str], None]
@@ -113,6 +114,8 @@ def init(path: Path, say: Say, *, strategy: str | None, model: str | None, force
 
 def described(wish: UpWish, machine: Machine, say: Say) -> FleetSpec:
     """The fleet as the file, or its default, describes it now. Raises HeadwayError."""
+    if wish.path is None:
+        machine = beside_others(machine, wish.name or _DEFAULT)
     if wish.model is not None:
         if wish.path is not None:
             raise SettingError("--model", f"and {wish.path} are given; leave one out")
@@ -121,6 +124,7 @@ def described(wish: UpWish, machine: Machine, say: Say) -> FleetSpec:
         config = settings.parse(text, _NO_FILE, starts=True)
     else:
         config = load(wish.path, machine)
+    machine = beside_others(machine, wish.name or config.fleet.name)
     fleet = plan(config, machine)
     found = [*problems(fleet), *wrong_models(fleet, os.environ)]
     found += memory.problems(fleet, machine, os.environ)
@@ -133,6 +137,11 @@ def _check_model(model: str) -> None:
     wrong = named.problem(model, os.environ)
     if wrong:
         raise SettingError("--model", wrong)
+
+
+def beside_others(machine: Machine, name: str) -> Machine:
+    """The machine with the devices marked that other fleets have. name: the fleet's."""
+    return dataclasses.replace(machine, held=claims.held(name, cpu=machine.cpu))
 
 
 def _files(model: str | None, machine: Machine, say: Say) -> ModelFiles | None:
@@ -194,7 +203,7 @@ def try_it(fleet: FleetSpec, machine: Machine, endpoint: str) -> str:
     }
     key = "-H 'Authorization: Bearer YOUR-KEY' " if fleet.config.keys else ""
     body = f"{key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(chat))}"
-    name = "" if fleet.name == "default" else f" --name {fleet.name}"
+    name = "" if fleet.name == _DEFAULT else f" --name {fleet.name}"
     return "\n".join(
         [
             f"ready: {model} on {endpoint}; try",
@@ -224,7 +233,9 @@ def _parts(wish: UpWish, machine: Machine, say: Say) -> supervisor.Parts:
     return supervisor.Parts(
         making=making,
         router_text=router_file.text,
-        rescale=lambda fleet, pool, count: rescale(fleet, fleet.config, machine, pool, count),
+        rescale=lambda fleet, pool, count: rescale(
+            fleet, fleet.config, beside_others(machine, fleet.name), pool, count
+        ),
         read=(lambda: described(wish, machine, say)) if wish.path else None,
     )
 

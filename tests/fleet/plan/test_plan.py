@@ -53,7 +53,7 @@ def check(fleet, hardware, replicas):
     """What holds for every fleet; replicas: by pool."""
     used = [device for engine in fleet.engines for device in engine.devices]
     assert len(used) == len(set(used)), "a device is used twice"
-    assert set(used) <= set(plan.usable(hardware))
+    assert set(used) <= set(hardware.usable)
     names = [engine.name for engine in fleet.engines]
     assert len(names) == len(set(names))
     counts = {name: [e.pool for e in fleet.engines].count(name) for name in replicas}
@@ -63,7 +63,7 @@ def check(fleet, hardware, replicas):
     for engine in fleet.engines:
         own = pools[engine.pool]
         assert engine.name.rpartition("-")[0] == engine.pool
-        assert set(engine.devices) <= set(own.devices or plan.usable(hardware))
+        assert set(engine.devices) <= set(own.devices or hardware.usable)
         size = plan.size(own)
         assert len(engine.devices) >= size if hardware.cpu else len(engine.devices) == size
 
@@ -89,7 +89,7 @@ def test_a_plan_fails_only_for_too_few_devices(case):
     hardware, text = case
     parsed = parse(text)
     named = {each.name: len(each.devices) for each in parsed.pools}
-    rest = len(plan.usable(hardware)) - sum(named.values())
+    rest = len(hardware.usable) - sum(named.values())
     needs = {each.name: each.replicas * plan.size(each) for each in parsed.pools}
     fits = rest >= sum(need for name, need in needs.items() if not named[name])
     fits = fits and all(named[name] >= need for name, need in needs.items() if named[name])

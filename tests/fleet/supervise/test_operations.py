@@ -36,7 +36,7 @@ class Nobody:
 @pytest.mark.parametrize("request_", WRONG, ids=lambda request: repr(request)[:40])
 def test_a_request_that_makes_no_sense_is_refused_in_few_words(request_):
     async def main():
-        operations = Operations(None, None, Nobody(), None, None, None)
+        operations = Operations(None, None, Nobody(), None, None, None, None)
         with pytest.raises(HeadwayError) as caught:
             await operations.handle(request_)
         assert len(str(caught.value)) < 300

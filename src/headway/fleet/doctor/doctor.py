@@ -10,6 +10,7 @@ standard output. The exit status: 0, or 1 if there is an error among the finding
 """
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 from headway import config as settings
 from headway.config import Config, ConfigError
-from headway.core.errors import SettingError
+from headway.core.errors import HeadwayError, SettingError
 from headway.core.status import FleetStatus
 from headway.fleet.doctor import engines as engine_checks
 from headway.fleet.doctor import installation
@@ -28,7 +29,7 @@ from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding, summary, tell
 from headway.fleet.errors import FleetError
 from headway.fleet.net.http_sync import HttpServer
-from headway.fleet.operate import control_socket
+from headway.fleet.operate import claims, control_socket
 from headway.fleet.operate.state_dir import Home
 from headway.fleet.plan import compatibility, memory
 from headway.fleet.plan import machine as hardware
@@ -55,7 +56,7 @@ def run(path: str | None, write: Callable[[str], None], *, name: str | None = No
     if path is None and Path(_USUAL).exists():
         path = _USUAL
     machine = hardware.detect()
-    spec, found = of_file(path, machine)
+    spec, found = of_file(path, machine, name)
     add(found)
     name = name or (spec.name if spec else _DEFAULT)
     status, trouble = _running(name)
@@ -72,14 +73,17 @@ def run(path: str | None, write: Callable[[str], None], *, name: str | None = No
     return 1 if any(finding.severity == "error" for finding in told) else 0
 
 
-def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[Finding]]:
+def of_file(
+    path: str | None, machine: Machine, fleet: str | None = None
+) -> tuple[FleetSpec | None, list[Finding]]:
     """The fleet that a file describes, or None for one that can't be used; and findings.
 
-    path: None is what `headway up` runs without a file.
+    path: None is what `headway up` runs without a file. fleet: its name; None: the file's.
     """
     name = path or "no file: what headway up starts here"
     try:
         config = load(Path(path) if path else None, machine)
+        machine = _beside_others(machine, fleet or config.fleet.name)
         spec = plan(config, machine)
     except ConfigError as error:
         return None, [Finding("error", _FILE, str(p), "change the file") for p in error.problems]
@@ -107,6 +111,13 @@ def of_file(path: str | None, machine: Machine) -> tuple[FleetSpec | None, list[
     return spec, [Finding("ok", _FILE, said), *wrong, *sized, *warned]
 
 
+def _beside_others(machine: Machine, name: str) -> Machine:
+    """With the devices marked that other fleets have, if that can be known."""
+    with contextlib.suppress(HeadwayError):
+        return dataclasses.replace(machine, held=claims.held(name, cpu=machine.cpu))
+    return machine
+
+
 def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> Iterator[Finding]:
     """Whether this machine can carry it. running: its ports and memory are taken by itself."""
     free = machine_checks.free_shared_memory()
@@ -118,6 +129,8 @@ def of_machine(spec: FleetSpec | None, machine: Machine, *, running: bool) -> It
         return
     if spec.placement == "local":
         yield from machine_checks.memory(spec.engines, machine)
+        if not machine.cpu:
+            yield from machine_checks.gpus_in_use(spec.engines, machine)
     router = spec.config.router
     for number, host, key in (
         (router.port, router.host, "router.port"),

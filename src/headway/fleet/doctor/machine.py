@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+from headway.core.hardware.fit import UTILIZATION
 from headway.fleet.doctor.finding import Finding
 from headway.fleet.plan.spec import EngineSpec, Machine
 
@@ -94,6 +95,17 @@ def gpus(engines: Sequence[EngineSpec], machine: Machine) -> Iterator[Finding]:
         yield from links_within(engines, parse_topology(said_smi))
     if any(engine.role != "both" for engine in engines):
         yield from transports(output(["ucx_info", "-d"]))
+
+
+def gpus_in_use(engines: Sequence[EngineSpec], machine: Machine) -> Iterator[Finding]:
+    """GPUs that engines which aren't running yet would find too full."""
+    for number in sorted({number for engine in engines for number in engine.devices}):
+        device = machine.gpu_by_number.get(number)
+        if device and device.free_bytes < UTILIZATION * device.memory_bytes:
+            free, whole = device.free_bytes / _GIB, device.memory_bytes / _GIB
+            said = f"of GPU {number}'s {whole:.1f} GiB {free:.1f} are free, and vLLM asks for"
+            then = "end what uses it (nvidia-smi), or lower --gpu-memory-utilization in flags"
+            yield Finding("warning", ABOUT, f"{said} {UTILIZATION:.0%}", then)
 
 
 def _described(machine: Machine) -> str:

@@ -43,12 +43,20 @@ def ask(name: str, request: Mapping[str, Any], timeout_s: float | None = None) -
             with connection.makefile("rb") as file:
                 line = file.readline()
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise FleetError(f"no fleet {name} runs here; start it with headway up") from error
+        raise FleetError(f"no fleet {name} runs here; {_instead(home)}") from error
     except TimeoutError as error:
         raise FleetError(f"the fleet {name} didn't answer within {timeout_s:g} s") from error
     except OSError as error:
         raise FleetError(f"the fleet {name} can't be asked: {error.strerror}") from error
     return _answer(name, line)
+
+
+def _instead(home: Home) -> str:
+    """What to do where the fleet that was meant doesn't run."""
+    others = [other.name for other in home.beside() if other.running()]
+    if not others:
+        return "start it with headway up"
+    return f"what runs: {', '.join(others)} (--name {others[0]})"
 
 
 def fleet_status(name: str, timeout_s: float) -> FleetStatus:

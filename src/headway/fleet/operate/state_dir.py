@@ -29,15 +29,41 @@ class Home:
             raise FleetError(f"{name!r} can't name a fleet; use up to 64 letters, digits, . _ or -")
         given = environ.get("XDG_STATE_HOME", "")
         state = Path(given) if os.path.isabs(given) else home() / ".local" / "state"  # noqa: PTH117  of a text that may be empty
+        self._environ = environ
         self.name = name
         self.path = state / "headway" / name
         self.socket = self.path / "control.sock"
         self.router_file = self.path / "router.toml"
+        self.devices_file = self.path / "devices.json"
         self.scratch = self.path / "scratch"
 
     def log(self, process: str) -> Path:
         """Of an engine, or of "router"."""
         return self.path / "logs" / f"{process}.log"
+
+    def beside(self) -> Iterator["Home"]:
+        """Those of the user's other fleets, running or not, by name."""
+        try:
+            names = sorted(each.name for each in self.path.parent.iterdir() if each.is_dir())
+        except OSError:
+            return
+        for name in names:
+            if name != self.name and _NAME.fullmatch(name):
+                yield Home(name, self._environ)
+
+    def running(self) -> bool:
+        """Whether a supervisor, or what it has left to end, holds the lock."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
     def make(self) -> None:
         """Make it, for its owner alone, without what an earlier run has left. Raises FleetError."""
@@ -45,10 +71,11 @@ class Home:
             self.log("").parent.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
             self.socket.unlink(missing_ok=True)
+            self.devices_file.unlink(missing_ok=True)
             shutil.rmtree(self.scratch, ignore_errors=True)
             self.scratch.mkdir()
         except OSError as error:
-            raise _unusable(self.path, error) from error
+            raise unusable(self.path, error) from error
 
     def write_router_file(self, text: str) -> None:
         """Replace the router's file as a whole."""
@@ -69,7 +96,7 @@ class Home:
             self.path.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise _unusable(self.path, error) from error
+            raise unusable(self.path, error) from error
         try:
             self._lock(fd, say)
             os.ftruncate(fd, 0)
@@ -104,7 +131,7 @@ class Home:
             time.sleep(_POLL_S)
 
 
-def _unusable(path: Path, error: OSError) -> FleetError:
+def unusable(path: Path, error: OSError) -> FleetError:
     """What to raise for a state directory that can't be made or written."""
     return FleetError(
         f"the state directory {path} can't be used: {error.strerror}; "

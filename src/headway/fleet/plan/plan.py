@@ -74,7 +74,7 @@ def _shares(config: Config, machine: Machine) -> Shares:
         pool.name: Want(pool.replicas, size(pool), pool.devices) for _, pool in started(config)
     }
     try:
-        return share(wants, usable(machine), cpu=machine.cpu)
+        return share(wants, machine.usable, cpu=machine.cpu)
     except ShortError as error:
         raise _short(error, config, machine) from None
 
@@ -132,11 +132,6 @@ def started(config: Config) -> list[tuple[int, Pool]]:
     return [(index, pool) for index, pool in enumerate(config.pools) if not pool.engines]
 
 
-def usable(machine: Machine) -> tuple[int, ...]:
-    """The devices that engines run on."""
-    return machine.cores if machine.cpu else machine.gpus
-
-
 def size(pool: Pool) -> int:
     """Devices that one engine of the pool needs."""
     return pool.tensor_parallel_size * pool.pipeline_parallel_size
@@ -176,7 +171,7 @@ def _free(
     """Devices for so many new engines of the pool. Raises SettingError for too few."""
     taken = {device for engine in staying for device in engine.devices}
     taken |= {d for _, other in started(config) if other.name != pool.name for d in other.devices}
-    allowed = [d for d in usable(machine) if d in pool.devices or not pool.devices]
+    allowed = [d for d in machine.usable if d in pool.devices or not pool.devices]
     free = [device for device in allowed if device not in taken]
     most = max(len(own[0].devices), size(pool)) if own and machine.cpu else size(pool)
     each = min(len(free) // count, most)
@@ -187,7 +182,7 @@ def _free(
         raise SettingError(
             pool.name,
             f"{count} more would need {count * size(pool)} {kind} and {len(free)} are free; "
-            f"{right}scale another pool down first",
+            f"{right}scale another pool down first{_or_end_others(machine)}",
         )
     return [tuple(free[start : start + each]) for start in range(0, count * each, each)]
 
@@ -233,15 +228,27 @@ def _check_devices(
             said = 'are chosen by Ray under placement = "ray"; leave them out'
             problems.add(("pool", index, "devices"), said)
         return
-    known = usable(machine)
+    known = machine.usable
     kind = "CPU cores" if machine.cpu else "GPUs"
     for place, device in enumerate(pool.devices):
-        if device not in known:
+        if device in machine.held:
+            problems.add(
+                ("pool", index, "devices", place),
+                f"{device} is used by the fleet {machine.held[device]}; use others, or end it",
+            )
+        elif device not in known:
             listed = ", ".join(map(str, known)) or "none"
             problems.add(
                 ("pool", index, "devices", place),
                 f"{device} is not one of the {kind} usable here: {listed}",
             )
+
+
+def _or_end_others(machine: Machine) -> str:
+    """What else would help where other fleets have devices."""
+    names = ", ".join(sorted(set(machine.held.values())))
+    said = f", or end what has {len(machine.held)} of them: {names} (headway down --name)"
+    return said if names else ""
 
 
 def _check_context(index: int, pool: Pool, problems: Problems) -> None:
@@ -259,10 +266,11 @@ def _short(error: ShortError, config: Config, machine: Machine) -> ConfigError:
     each = f", {size(pool)} each" if size(pool) > 1 else ""
     engines = f"{pool.replicas} engine{'s' if pool.replicas > 1 else ''}{each}"
     left = (
-        f"has {error.left}" if pool.devices else f"{error.left} of {len(usable(machine))} are left"
+        f"has {error.left}" if pool.devices else f"{error.left} of {len(machine.usable)} are left"
     )
     said = f"the pool needs {error.needed} {kind} ({engines}) and {left}"
     right = "name more" if pool.devices else "use fewer replicas"
+    right += _or_end_others(machine)
     if not (machine.cpu or machine.gpus) and machine.gpu_problem:
         right = machine.gpu_problem
     at = ("pool", index, "devices" if pool.devices else "replicas")

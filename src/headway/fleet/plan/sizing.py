@@ -31,27 +31,27 @@ def size_for(model: ModelFiles, machine: Machine) -> EngineSize | None:
 
     None where model or GPUs aren't known well enough, or no number of them is enough.
     """
-    memory_bytes, most = smallest_bytes(machine, machine.gpus), widest(machine)
+    memory_bytes, most = smallest_bytes(machine, machine.usable), widest(machine)
     known = footprint(model.config, files_bytes=model.weights_bytes)
     if known is None or not memory_bytes:
         return None
     engine = EngineMemory(gpu_bytes=memory_bytes)
     size = smallest_tensor_parallel_size(known, engine, most)
     if size is not None:
-        return EngineSize(tensor_parallel_size=size, engines=len(machine.gpus) // size)
+        return EngineSize(tensor_parallel_size=size, engines=len(machine.usable) // size)
     size = max(each for each in range(1, most + 1) if splits(known, each))
     wide = replace(engine, tensor_parallel_size=size)
     tokens = fit(known, wide).largest_context_tokens // STEP_TOKENS * STEP_TOKENS
     if not tokens:
         return None
     return EngineSize(
-        tensor_parallel_size=size, engines=len(machine.gpus) // size, max_model_len=tokens
+        tensor_parallel_size=size, engines=len(machine.usable) // size, max_model_len=tokens
     )
 
 
 def too_large(model: ModelFiles, machine: Machine) -> str | None:
     """What to say where no number of a machine's GPUs holds a model; None: one does, or may."""
-    memory_bytes = smallest_bytes(machine, machine.gpus)
+    memory_bytes = smallest_bytes(machine, machine.usable)
     known = footprint(model.config, files_bytes=model.weights_bytes)
     if known is None or not memory_bytes or size_for(model, machine):
         return None
@@ -72,7 +72,7 @@ def smallest_bytes(machine: Machine, numbers: Iterable[int]) -> int:
 def widest(machine: Machine) -> int:
     """How many of the GPUs can work together: of MIG devices none can."""
     parts = any(device.parent is not None for device in machine.gpu_by_number.values())
-    return 1 if parts else max(1, len(machine.gpus))
+    return 1 if parts else max(1, len(machine.usable))
 
 
 def gib(size: float) -> str:

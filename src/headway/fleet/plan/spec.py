@@ -92,6 +92,12 @@ class Machine:
     gpu_problem: str = ""
     held: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """The devices that engines may run on: those that no other fleet has."""
+        devices = self.cores if self.cpu else self.gpus
+        return tuple(device for device in devices if device not in self.held)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:

@@ -94,15 +94,11 @@ def _context(model: str | None, files: ModelFiles | None, size: EngineSize | Non
 
 def _places(machine: Machine, size: EngineSize | None) -> int:
     """How many engines the machine has room for."""
-    return size.engines if size else _devices(machine)
-
-
-def _devices(machine: Machine) -> int:
-    return len(machine.cores if machine.cpu else machine.gpus)
+    return size.engines if size else len(machine.usable)
 
 
 def _kind(machine: Machine) -> str:
-    count, one = _devices(machine), "CPU core" if machine.cpu else "GPU"
+    count, one = len(machine.usable), "CPU core" if machine.cpu else "GPU"
     return f"{count} {one}{'' if count == 1 else 's'}"
 
 

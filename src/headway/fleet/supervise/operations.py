@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from headway.config import Config
@@ -40,6 +40,7 @@ class Operations:
 
     spec: the fleet as it is now. busy: what is being done, "" for nothing.
     write: has the router know the engines of now, with these settings.
+    claim: keeps other fleets from these devices. Raises FleetError where one has one of them.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Operations:
         members: Members,
         link: RouterLink,
         write: Callable[[Config], None],
+        claim: Callable[[Collection[int]], None],
         say: Callable[[str], None],
     ) -> None:
         self.spec = spec
@@ -59,6 +61,7 @@ class Operations:
         self._members = members
         self._link = link
         self._write = write
+        self._claim = claim
         self._say = say
         self._ending = False
         self._news = asyncio.Event()
@@ -168,6 +171,7 @@ class Operations:
         back = [name for name in wanted.keys() - running if name in self._members.by_name]
         if back:
             raise FleetError(f"{', '.join(sorted(back))} is still being stopped; try again later")
+        self._hold(new.engines)
         for name in wanted.keys() & running:
             self._members.by_name[name].spec = wanted[name]
         self.spec = new
@@ -183,12 +187,19 @@ class Operations:
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
+    def _hold(self, more: Iterable[EngineSpec]) -> None:
+        """Have the devices of all engines there are, and of these. Raises FleetError."""
+        specs = [*(member.spec for member in self._members.by_name.values()), *more]
+        self._claim({device for spec in specs for device in spec.devices})
+
     async def _let_go(self, member: Member) -> None:
         await self.until(lambda: member.keeper.life.state is LifecycleState.STOPPED)
         if not self._ending:
             self._members.remove(member)
             self._write(self.spec.config)
             self.wake()
+            with contextlib.suppress(FleetError):  # then nobody else gets its devices yet
+                self._hold(())
 
     # Restarting
 

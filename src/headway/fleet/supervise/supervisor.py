@@ -6,6 +6,7 @@ One process, one event loop. Everything below it ends with it, whatever ends it 
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
@@ -17,7 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.core.json_shape import to_json
 from headway.core.status import FleetStatus
 from headway.fleet.errors import FleetError
-from headway.fleet.operate import control_socket
+from headway.fleet.operate import claims, control_socket
 from headway.fleet.operate.state_dir import Home
 from headway.fleet.place import placement
 from headway.fleet.place.local import Family
@@ -66,6 +67,8 @@ def run(
     """
     with home.locked(say) as lock:
         home.make()
+        devices = {device for engine in spec.engines for device in engine.devices}
+        claims.claim(home, devices, cpu=parts.making.machine.cpu)
         making = dataclasses.replace(parts.making, lock=lock)
         parts = dataclasses.replace(parts, making=making)
         return asyncio.run(_run(spec, parts, home, _quietly(say), _quietly(show)))
@@ -130,7 +133,8 @@ class Supervisor:
         self._members = Members(
             spec, making, home, placed, link, changed=self._member_changed, moved=self._moved
         )
-        self._operations = Operations(spec, parts, self._members, link, self._write, say)
+        claim = functools.partial(claims.claim, home, cpu=making.machine.cpu)
+        self._operations = Operations(spec, parts, self._members, link, self._write, claim, say)
 
     # From start to end
 
