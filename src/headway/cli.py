@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
+from headway import masking
 from headway.core.batching import settings
 from headway.core.errors import HeadwayError, SettingError
 from headway.engine.start import command, launch
@@ -232,13 +233,14 @@ def _version() -> str:
 def _summary(engine: command.EngineCommand) -> str:
     policy = engine.settings.policy if engine.settings else f"{settings.STOCK}'s own scheduler"
     own = {k: v for k, v in engine.env.items() if os.environ.get(k) != v}
+    told = [f"{name}={masking.variable(name, value)}" for name, value in sorted(own.items())]
     return "\n".join(
         [
             f"starting {engine.served_name}",
             f"  policy       {policy}",
             f"  address      {engine.url or 'as the flags say'}",
-            f"  environment  {' '.join(f'{k}={v}' for k, v in sorted(own.items()))}",
-            f"  command      {shlex.join(engine.argv)}",
+            f"  environment  {' '.join(told)}",
+            f"  command      {shlex.join(masking.words(engine.argv))}",
             "  vLLM takes half a minute or more to start; Ctrl-C stops it",
         ]
     )

@@ -120,6 +120,9 @@ def test_batching_settings_fit_one_another(lines, wrong):
         (["--additional-config.headway", "{}"], "[pool.batching]"),
         (["--scheduler-cls=x"], "policy"),
         (["--config=f"], "write its flags here"),
+        (["--api-key", "s3cret"], "everybody in `ps`; set VLLM_API_KEY"),
+        (["--api_key=s3cret"], "set VLLM_API_KEY"),
+        (["--hf-token=s3cret"], "set HF_TOKEN"),
         (["--max-num-seqs 8"], "more than one word"),
         ([""], "not a word"),
     ],
@@ -127,6 +130,7 @@ def test_batching_settings_fit_one_another(lines, wrong):
 def test_flags_that_are_not_the_files_to_set(flags, said):
     problem = only(POOL + "flags = [\n" + json.dumps(flags)[1:] + "\n")
     assert (problem.key, problem.line) == ("pool[0].flags[0]", 4)
+    assert "s3cret" not in str(problem)
     assert said in problem.problem
 
 

@@ -20,6 +20,7 @@ from headway.config.checks import (
     shown,
 )
 from headway.core.batching.settings import SETTINGS, STOCK, Amount, Cardinal, Level, Words
+from headway.masking import VARIABLE_BY_FLAG
 
 if TYPE_CHECKING:
     from headway.config.lines import Path
@@ -69,6 +70,11 @@ _FLAGS_OF_THE_FLEET: Final[Mapping[str, str]] = {
     "--scheduler-cls": "is headway's; use `policy = \"vllm\"` in [pool.batching] for vLLM's own",
     "--additional-config": "is headway's; use [pool.batching] for its settings",
     "--config": "would hide settings from headway; write its flags here",
+    **{
+        flag: f"would be seen by everybody in `ps`; set {variable} in the environment of "
+        "headway up, or in [pool.env] of a file that only you can read"
+        for flag, variable in VARIABLE_BY_FLAG.items()
+    },
     "--host": _ADDRESS,
     "--port": _ADDRESS,
     "--uds": _ADDRESS,

@@ -65,6 +65,15 @@ def test_a_shell_runs_exactly_the_command_in_exactly_its_environment(words):
     assert found == env
 
 
+def test_secrets_are_masked():
+    env = {"HF_TOKEN": "s3cret", "HTTP_PROXY": "http://me:s3cret@proxy", "HF_HOME": "/models"}
+    text = printed(env, "--api-key", "s3cret", "--x", "1", environ={})
+    assert "s3cret" not in text
+    for part in ("HF_TOKEN='***'", "HTTP_PROXY='http://me:***@proxy'", "HF_HOME=/models", "--x 1"):
+        assert part in text
+    assert "HF_TOKEN" not in printed(env, "--x", environ=env), "what is there anyway isn't told"
+
+
 @pytest.mark.process
 def test_every_engine_the_router_and_its_file_are_there():
     text = printed({}, "--x", environ={})

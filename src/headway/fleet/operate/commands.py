@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from headway import masking
 from headway.core.status import written
 from headway.fleet.errors import FleetError
 from headway.fleet.operate import goodput
@@ -47,9 +48,9 @@ def logs(name: str, process: str, count: int, *, follow: bool) -> int:
     tail = logging.Tail(log, from_end=True)
     with contextlib.closing(tail):
         for line in logging.last_lines(log, count):
-            _print(line)
+            _print(masking.text(line))
         while follow:
-            sys.stdout.write(tail.read())
+            sys.stdout.write(masking.text(tail.read()))
             sys.stdout.flush()
             time.sleep(_FOLLOW_S)
     return 0

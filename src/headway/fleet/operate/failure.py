@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from headway import masking
 from headway.fleet.operate import logs
 from headway.fleet.operate.failure_patterns import KNOWN
 
@@ -78,8 +79,8 @@ class _Error:
 
 
 def cause_in(path: Path, status: int | None = None) -> Cause:
-    """`cause` of the log at `path`."""
-    return cause(logs.end_of(path, READ_BYTES), status)
+    """`cause` of the log at `path`, secrets masked."""
+    return cause(masking.text(logs.end_of(path, READ_BYTES)), status)
 
 
 def cause(log: str, status: int | None = None) -> Cause:

@@ -1,9 +1,10 @@
-"""What `headway up` would run, as shell commands."""
+"""What `headway up` would run, as shell commands; secrets are masked."""
 
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from headway import masking
 from headway.engine.start.command import EngineCommand
 from headway.fleet.plan import router_file
 from headway.fleet.plan.engine_command import core_list
@@ -55,11 +56,11 @@ def _words(command: EngineCommand, environ: Mapping[str, str]) -> Iterator[str]:
         yield shlex.join(["env", *(f"--unset={name}" for name in unset)])
     for name, value in sorted(command.env.items()):
         if environ.get(name) != value:
-            yield f"{name}={shlex.quote(value)}"
+            yield f"{name}={shlex.quote(masking.variable(name, value))}"
     if command.cores is not None:
         yield f"taskset --cpu-list {core_list(command.cores)}"
     line: list[str] = []
-    for word in command.argv:
+    for word in masking.words(command.argv):
         if word.startswith("--") and line:
             yield shlex.join(line)
             line = []
