@@ -123,6 +123,7 @@ def test_batching_settings_fit_one_another(lines, wrong):
         (["--api-key", "s3cret"], "everybody in `ps`; set VLLM_API_KEY"),
         (["--api_key=s3cret"], "set VLLM_API_KEY"),
         (["--hf-token=s3cret"], "set HF_TOKEN"),
+        (["--api-key s3cret"], "set VLLM_API_KEY"),
         (["--max-num-seqs 8"], "more than one word"),
         ([""], "not a word"),
     ],

@@ -154,6 +154,41 @@ MISTRAL_7B = LLAMA_8B | {
     "max_position_embeddings": 32768,
     "rope_scaling": None,
 }
+MIXTRAL_8X7B = MISTRAL_7B | {
+    "model_type": "mixtral",
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+LLAMA_4_SCOUT = {
+    "text_config": LLAMA_70B
+    | {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 48,
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+        "num_attention_heads": 40,
+        "vocab_size": 202048,
+        "attention_chunk_size": 8192,
+    }
+}
+GEMMA_2_27B = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 46,
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "vocab_size": 256000,
+    "max_position_embeddings": 8192,
+    "hidden_act": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
 QWEN3_NEXT = QWEN3_30B_A3B | {
     "model_type": "qwen3_next",
     "full_attention_interval": 4,

@@ -99,14 +99,15 @@ class VllmFlag:
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not value or "\0" in value:
             raise bad(f"{shown(value)} is not a word of a command line; use strings")
-        name = value.partition("=")[0]
-        if name.startswith("-") and any(letter.isspace() for letter in name):
-            raise bad(f'{shown(value)} is more than one word; use "--flag", "value"')
+        whole = value.partition("=")[0]
+        name = (whole.split() or [""])[0] if whole.startswith("-") else whole
         if name.startswith("--"):
             name = name.replace("_", "-")
         owned = _FLAGS_OF_THE_FLEET.get(name.partition(".")[0])
-        if owned:
+        if owned:  # first of all: the value may be a key
             raise bad(f"{name} {owned}")
+        if whole.startswith("-") and any(letter.isspace() for letter in whole):
+            raise bad(f'{shown(value)} is more than one word; use "--flag", "value"')
         return value
 
     def schema(self) -> dict[str, Any]:

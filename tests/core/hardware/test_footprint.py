@@ -21,6 +21,9 @@ def on(size):
         (models.LLAMA_8B, 16.061),
         (models.QWEN3_30B_A3B, 61.064),
         (models.QWEN_14B, 29.54),
+        (models.MIXTRAL_8X7B, 93.406),
+        (models.GEMMA_2_27B, 54.454),
+        (models.LLAMA_4_SCOUT, 215.5),  # 107.8 billion beside the encoder of images
     ],
 )
 def test_weights_are_counted_as_the_files_index_says(config, billions):
@@ -129,6 +132,12 @@ def test_a_window_of_which_only_the_code_knows_the_layers_counts_for_the_least_a
     model = footprint(models.MISTRAL_7B)
     assert kv_bytes(model, GPU, 32768) == 32768 * 131072
     assert kv_bytes(model, GPU, 32768, least=True) < 13000 * 131072
+
+
+def test_chunks_of_attention_are_such_a_window():
+    model = footprint(models.LLAMA_4_SCOUT)
+    assert kv_bytes(model, GPU, 160_000) == 160_000 * 48 * 4096
+    assert kv_bytes(model, GPU, 160_000, least=True) < 17_000 * 48 * 4096
 
 
 def test_layers_that_use_the_kv_of_others_keep_none():

@@ -162,14 +162,18 @@ def _kv(text: Mapping[str, Any], layers: int, heads: int, hidden: int) -> Iterat
         whole = _size(text, "num_global_key_value_heads") or kv_heads
         yield KvLayers(layers=full, heads=whole, elements=2 * dim)
     if windowed:
-        window = _size(text, "sliding_window", "attention_chunk_size")
         yield KvLayers(
             layers=windowed,
             heads=kv_heads,
             elements=2 * head_dim,
-            window_tokens=window or None,
+            window_tokens=_window(text) or None,
             certain=certain,
         )
+
+
+def _window(text: Mapping[str, Any]) -> int:
+    """How many tokens back layers with a window see, 0 where none is said."""
+    return _size(text, "sliding_window", "attention_chunk_size")
 
 
 def _attention_layers(text: Mapping[str, Any], layers: int) -> tuple[int, int, bool]:
@@ -187,7 +191,7 @@ def _attention_layers(text: Mapping[str, Any], layers: int) -> tuple[int, int, b
     every = _size(text, "full_attention_interval", "attn_layer_period")
     if every:
         return max(1, layers // every), 0, True
-    if _size(text, "sliding_window") and text.get("use_sliding_window", True):
+    if _window(text) and text.get("use_sliding_window", True):
         return 0, layers, False
     return layers, 0, True
 
@@ -208,11 +212,13 @@ class _Parameters:
         matrices = 3 if gated else 2
         shared = _size(text, "shared_expert_intermediate_size")
         shared = shared or _size(text, "n_shared_experts") * self.expert
+        shared = shared or (self.expert if _starts(text, "llama4") else 0)
         dense = (layers - sparse) * self.mlp + sparse * shared
         self.attention = layers * _attention(text, heads, hidden)
         self.linear = self.attention + matrices * hidden * dense
         self.experts = sparse * count * matrices * hidden * self.expert
-        self.table = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
+        tied = text.get("tie_word_embeddings", _starts(text, "gemma", "cohere"))
+        self.table = vocabulary * hidden * (1 if tied else 2)
 
 
 def _expert_layers(text: Mapping[str, Any], layers: int) -> int:
