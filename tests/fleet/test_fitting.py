@@ -57,6 +57,15 @@ def test_init_writes_engines_that_fit_and_up_takes_them(on, tmp_path, llama_70b,
     ]
 
 
+def test_init_says_where_it_could_not_know_what_fits(on, tmp_path):
+    said = []
+    for machine in (h100s(8), machine_of(Card("GPU-a", shared=True))):
+        on(machine)
+        said.clear()
+        up.init(tmp_path / "x.toml", said.append, strategy=None, model="org/model", force=True)
+        assert any("isn't known here: engines have one GPU each" in line for line in said)
+
+
 def test_a_file_that_can_not_fit_is_refused_before_anything_starts(on, tmp_path, llama_70b):
     on(h100s(8))
     file = tmp_path / "headway.toml"

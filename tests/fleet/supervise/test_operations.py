@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from headway.core.errors import HeadwayError
+from headway.fleet.errors import FleetError
 from headway.fleet.supervise.operations import Operations
 
 WRONG = (
@@ -43,3 +45,27 @@ def test_a_request_that_makes_no_sense_is_refused_in_few_words(request_):
         assert operations.busy == ""
 
     asyncio.run(main())
+
+
+def test_a_fleet_that_may_not_have_a_device_stays_as_it_is():
+    def spec(*engines):
+        return SimpleNamespace(engines=engines, config=None)
+
+    def engine(name, device):
+        return SimpleNamespace(name=name, pool="p", devices=(device,))
+
+    def claim(devices):
+        claimed.append(devices)
+        raise FleetError("GPU 1 is used by the fleet other")
+
+    claimed = []
+    plans = SimpleNamespace(rescale=lambda now, pool, count: spec(*now.engines, engine("p-1", 1)))
+    members = Nobody()
+    members.by_name = {"p-0": SimpleNamespace(spec=engine("p-0", 0))}
+    before = spec(engine("p-0", 0))
+    operations = Operations(before, plans, members, None, None, claim, None)
+    with pytest.raises(FleetError, match="used by the fleet other"):
+        operations.scale("p", 2)
+    assert operations.spec is before
+    assert list(members.by_name) == ["p-0"]
+    assert claimed == [{0, 1}], "what runs is claimed too"

@@ -87,7 +87,8 @@ def gpus(engines: Sequence[EngineSpec], machine: Machine) -> Iterator[Finding]:
         why = f": {machine.gpu_problem}" if machine.gpu_problem else ""
         yield Finding("error", ABOUT, f"{said}{why}", then)
         return
-    yield Finding("ok", ABOUT, f"{len(machine.gpus)} GPUs{_described(machine)}")
+    count = len(machine.gpus)
+    yield Finding("ok", ABOUT, f"{count} GPU{'s' if count > 1 else ''}{_described(machine)}")
     if machine.gpu_problem:
         yield Finding("warning", ABOUT, machine.gpu_problem, "nvidia-smi -L")
     said_smi = output(["nvidia-smi", "topo", "-m"])
