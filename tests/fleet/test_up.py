@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from headway import processes
+from headway.fleet.errors import FleetError
 from headway.fleet.operate import commands, status
 from headway.fleet.operate.control_socket import ask
 
@@ -23,6 +24,8 @@ pytest.importorskip("uvloop")
 
 RUN = Path(__file__).with_name("run_up.py")
 FILE = """\
+[fleet]
+name = "{}"
 [router]
 port = 0
 admin_port = {}
@@ -39,11 +42,11 @@ devices = [0, 1]
 class Up:
     """A `headway up` in a process of its own."""
 
-    def __init__(self, folder, script="good"):
+    def __init__(self, folder, script="good", name="default"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             free = probe.getsockname()[1]
-        (folder / "x.toml").write_text(FILE.format(free))
+        (folder / "x.toml").write_text(FILE.format(name, free))
         self.heard = folder / "err.txt"
         with self.heard.open("w") as err:
             self.process = subprocess.Popen(
@@ -102,6 +105,14 @@ def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
             assert what in said
 
         assert post(endpoint, "/v1/completions", {"model": "m", "prompt": "hi"})[0] == 200
+
+        second = tmp_path / "second"
+        second.mkdir()
+        beside = Up(second, name="two")
+        assert beside.process.wait(30) == 1
+        assert "0 is used by the fleet default" in beside.heard.read_text()
+        with pytest.raises(FleetError, match="no fleet two runs here; what runs: default"):
+            commands.status("two", watch=False, json=False)
 
         assert commands.status("default", watch=False, json=False) == 0
         shown = capsys.readouterr().out
