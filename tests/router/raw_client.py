@@ -12,7 +12,7 @@ import httptools
 import pytest
 import uvloop
 
-from headway.router.wire.engine_pool import Timeouts, UpstreamPool
+from headway.router.wire.engines.pool import Timeouts, UpstreamPool
 from headway.router.wire.http1 import chunk
 from headway.router.wire.server import ClientLimits, serve
 

@@ -19,7 +19,7 @@ from headway.router.serve.admin import Admin
 from headway.router.serve.app import App
 from headway.router.state.log import Log
 from headway.router.state.service import Service
-from headway.router.wire.engine_pool import MAX_IDLE
+from headway.router.wire.engines.pool import MAX_IDLE
 from headway.router.wire.listener import REFUSED_AT_ONCE
 from headway.router.wire.server import ClientLimits, RouterServer, serve
 

@@ -17,8 +17,8 @@ from tests.router.raw_client import (
 from tests.router.wire.engine_side import OK, get, stream, taken, whole
 
 from headway.router.openai.stream import StreamTap
-from headway.router.wire.engine_connection import Connection
-from headway.router.wire.engine_pool import (
+from headway.router.wire.engines.connection import Connection
+from headway.router.wire.engines.pool import (
     BadUpstream,
     UpstreamDied,
 )

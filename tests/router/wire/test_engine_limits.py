@@ -14,7 +14,7 @@ from tests.router.raw_client import (
 from tests.router.wire.engine_side import OK, get, hang, replies, stream
 
 from headway.router.openai.stream import StreamTap
-from headway.router.wire.engine_pool import (
+from headway.router.wire.engines.pool import (
     FirstByteTimeout,
     IdleTimeout,
     Timeouts,

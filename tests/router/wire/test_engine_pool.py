@@ -11,7 +11,7 @@ from tests.router.raw_client import (
 )
 from tests.router.wire.engine_side import OK, get, hang, replies, stream, taken, whole
 
-from headway.router.wire.engine_pool import (
+from headway.router.wire.engines.pool import (
     ConnectFailed,
     UpstreamDied,
     UpstreamPool,

@@ -15,7 +15,7 @@ from tests.router.raw_client import (
 )
 from tests.router.wire.engine_side import OK, get, hang, replies, stream, whole
 
-from headway.router.wire.engine_pool import (
+from headway.router.wire.engines.pool import (
     IdleTimeout,
     Timeouts,
     UpstreamPool,

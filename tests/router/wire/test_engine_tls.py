@@ -11,7 +11,7 @@ from tests.router.raw_client import PATIENT, Engine, until
 
 from headway import config
 from headway.router.state.service import Service
-from headway.router.wire.engine_pool import ConnectFailed, UpstreamError
+from headway.router.wire.engines.pool import ConnectFailed, UpstreamError
 
 MODELS = b'{"data": [{"id": "m"}]}'
 

@@ -16,8 +16,8 @@ from headway import config
 from headway.router.serve.admin import Admin
 from headway.router.serve.app import App
 from headway.router.state.service import Service
-from headway.router.wire.engine_pool import ConnectFailed, ConnectTimeout, Timeouts, UpstreamPool
-from headway.router.wire.names import Names
+from headway.router.wire.engines.names import Names
+from headway.router.wire.engines.pool import ConnectFailed, ConnectTimeout, Timeouts, UpstreamPool
 from headway.router.wire.server import serve
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

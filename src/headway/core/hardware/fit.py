@@ -60,7 +60,7 @@ class EngineMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MemoryUse:
     """How an engine's memory is used, bytes of each GPU.
 
     spare_bytes: what weights, working memory and a KV cache of a set size leave of usable_bytes;
@@ -83,7 +83,7 @@ class Fit:
         return self.spare_bytes >= 0 and self.kv_bytes <= self.room_bytes
 
 
-def fit(model: ModelFootprint, engine: EngineMemory, *, least: bool = False) -> Fit:
+def fit(model: ModelFootprint, engine: EngineMemory, *, least: bool = False) -> MemoryUse:
     """How a model fits an engine.
 
     least: with the least that it can take, so that what doesn't fit then surely doesn't; else with
@@ -99,7 +99,7 @@ def fit(model: ModelFootprint, engine: EngineMemory, *, least: bool = False) -> 
     spare = usable - weights - working - (engine.kv_bytes or 0)
     room = spare if engine.kv_bytes is None else engine.kv_bytes
     context = engine.context_tokens or model.context_tokens or 1
-    return Fit(
+    return MemoryUse(
         usable_bytes=usable,
         weights_bytes=weights,
         working_bytes=working,

@@ -14,7 +14,7 @@ from headway.config.lines import Path
 from headway.core.hardware.fit import (
     UTILIZATION,
     EngineMemory,
-    Fit,
+    MemoryUse,
     fit,
     smallest_tensor_parallel_size,
     splits,
@@ -166,7 +166,7 @@ def _remedies(model: ModelFootprint, engine: EngineMemory, machine: Machine) -> 
         yield "use a model quantised to half its size"
 
 
-def _shares(used: Fit) -> str:
+def _shares(used: MemoryUse) -> str:
     """How an engine's memory is used, in words."""
     return (
         f"weights {gib(used.weights_bytes)} of each GPU's {gib(used.usable_bytes)}, about "

@@ -7,7 +7,7 @@ from typing import Final, Self
 from headway.core.errors import HeadwayError
 from headway.router.openai.errors import too_long
 from headway.router.state.engine import EngineState
-from headway.router.wire.engine_pool import (
+from headway.router.wire.engines.pool import (
     Call,
     ConnectFailed,
     CutShort,

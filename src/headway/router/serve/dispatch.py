@@ -13,7 +13,7 @@ from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.serve.reply import Reply
 from headway.router.state.engine import EngineState
-from headway.router.wire.engine_pool import Call
+from headway.router.wire.engines.pool import Call
 
 ERROR_LIMIT_BYTES: Final = 1 << 20
 

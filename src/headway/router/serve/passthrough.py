@@ -15,7 +15,7 @@ from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.state.engine import EngineState
 from headway.router.wire.client_request import ClientRequest
-from headway.router.wire.engine_pool import Call, UpstreamError
+from headway.router.wire.engines.pool import Call, UpstreamError
 from headway.router.wire.errors import BodyTooLarge
 from headway.router.wire.headers import answer_lines
 

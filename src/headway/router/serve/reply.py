@@ -20,7 +20,7 @@ from headway.router.openai.stream import Opening, StreamCleaner, StreamTap
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.wire.client_request import ClientRequest
-from headway.router.wire.engine_pool import Call, CutShort, Sink, UpstreamError
+from headway.router.wire.engines.pool import Call, CutShort, Sink, UpstreamError
 from headway.router.wire.http1 import JSON_TYPE, Headers
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28

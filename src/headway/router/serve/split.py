@@ -23,7 +23,7 @@ from headway.router.openai import decode_body, handoff_params, is_whole, prefill
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.dispatch import Dispatch
 from headway.router.state.engine import EngineState
-from headway.router.wire.engine_pool import Call, CutShort
+from headway.router.wire.engines.pool import Call, CutShort
 
 SAFE_SHARE: Final = 0.7
 """Share of its lease after which a handoff is dropped: the decode engine must still reach it."""

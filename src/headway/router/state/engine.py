@@ -13,7 +13,7 @@ from headway.core.engine_metrics import EngineMetrics
 from headway.core.reliability.engine_health import EngineHealth
 from headway.core.routing.load import Claim, Load
 from headway.core.routing.views import EngineView, PoolView
-from headway.router.wire.engine_pool import UpstreamPool
+from headway.router.wire.engines.pool import UpstreamPool
 
 STALE_S: Final = 5.0
 """What an engine reported longer ago no longer counts."""

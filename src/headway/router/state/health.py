@@ -10,7 +10,7 @@ from headway.config import Health
 from headway.core.engine_metrics import parse_metrics
 from headway.core.reliability.engine_health import HealthCheck, HealthState
 from headway.router.state.engine import EngineState
-from headway.router.wire.engine_pool import (
+from headway.router.wire.engines.pool import (
     ConnectTimeout,
     FirstByteTimeout,
     IdleTimeout,

@@ -31,9 +31,9 @@ from headway.router.state.metrics import Metrics
 from headway.router.state.receipt import Receipt, receipt_lines
 from headway.router.wire import headers as passed
 from headway.router.wire.client_request import ClientRequest
-from headway.router.wire.engine_pool import Timeouts, UpstreamError, UpstreamPool
+from headway.router.wire.engines.names import Names
+from headway.router.wire.engines.pool import Timeouts, UpstreamError, UpstreamPool
 from headway.router.wire.http1 import JSON_TYPE, Headers
-from headway.router.wire.names import Names
 
 RELEASE_TIMEOUTS: Final = Timeouts(2.0, 5.0, 5.0, 10.0)
 RELEASE_MODEL: Final = "headway-releases-a-handoff"

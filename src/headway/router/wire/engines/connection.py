@@ -6,7 +6,7 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from headway.router.wire.call import Call, Timeouts
+from headway.router.wire.engines.call import Call, Timeouts
 from headway.router.wire.failures import BadUpstream, UpstreamDied, UpstreamError
 from headway.router.wire.fast_path import Passing, size_line, whole_answer
 from headway.router.wire.http1 import HEAD_BYTES, HEAD_FIELDS, Field

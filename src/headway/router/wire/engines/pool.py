@@ -17,8 +17,9 @@ from typing import Final
 from aiohappyeyeballs import start_connection
 
 from headway.core.status import AddressStatus
-from headway.router.wire.call import Call, Timeouts
-from headway.router.wire.engine_connection import Connection
+from headway.router.wire.engines.call import Call, Timeouts
+from headway.router.wire.engines.connection import Connection
+from headway.router.wire.engines.names import Address, Names, at, text
 from headway.router.wire.failures import (
     OUT_OF_ROOM,
     BadUpstream,
@@ -34,7 +35,6 @@ from headway.router.wire.failures import (
     UpstreamError,
 )
 from headway.router.wire.interfaces import Departing, Sink
-from headway.router.wire.names import Address, Names, at, text
 
 __all__ = [
     "BadUpstream",
