@@ -6,26 +6,45 @@ import json
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from tests.testing.ports import held_port
 
 from headway.fleet.supervise import router_link
 from headway.fleet.supervise.router_link import RouterLink, RouterProbe
 
+WAIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """What is told is told once, however long it takes to be heard."""
+    monkeypatch.setattr(router_link, "_TELL_TIMEOUT_S", WAIT_S)
+    monkeypatch.setattr(router_link, "_STATE_TIMEOUT_S", WAIT_S)
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """What has changed is told then: nothing is tried again before a test is over."""
+    monkeypatch.setattr(router_link, "_AGAIN_S", 600.0)
+
 
 class Admin:
-    """A router's admin port. It knows `engines`, and believes that all may get requests."""
+    """A router's admin port. It knows `engines`, and believes that all may get requests.
+
+    The port stays its own while nobody listens.
+    """
 
     def __init__(self):
         self.drained = set()
         self.engines = {"p/a:1", "p/b:2"}
         self.asked = []
         self.silent = False
-        self.port = 0
+        self.held = held_port()
+        self.port = self.held.number
         self._server = None
 
     async def start(self):
         self.drained.clear()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self):
         self._server.close()
@@ -62,7 +81,7 @@ class Admin:
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while True:
             if condition():
                 return
@@ -97,21 +116,22 @@ def linked(test):
         finally:
             telling.cancel()
             await admin.stop()
+            admin.held.release()
 
     asyncio.run(run())
 
 
-def test_what_changes_is_told_at_once_and_what_the_router_believes_is_not():
+def test_what_changes_is_told_at_once_and_what_the_router_believes_is_not(at_once):
     async def test(admin, link):
         link.started()
         link.set_open("p/a:1", is_open=True)
         link.set_open("p/b:2", is_open=False)
-        await asyncio.wait_for(link.until_closed("p/b:2"), 1)
+        await asyncio.wait_for(link.until_closed("p/b:2"), WAIT_S)
         assert admin.asked == [("/drain", "p/b:2")]
         link.set_open("p/b:2", is_open=True)
         await until(lambda: not admin.drained)
         link.set_open("p/a:1", is_open=False)
-        await asyncio.wait_for(link.until_closed("p/a:1"), 5)
+        await asyncio.wait_for(link.until_closed("p/a:1"), WAIT_S)
         drain_other = ("/drain", "p/a:1")
         assert admin.asked == [("/drain", "p/b:2"), ("/undrain", "p/b:2"), drain_other]
 
@@ -141,12 +161,12 @@ def test_an_engine_that_the_router_has_not_read_of_yet_is_told_later():
         link.set_open("p/new:3", is_open=False)
         await until(lambda: len(admin.asked) >= 2)
         admin.engines.add("p/new:3")
-        await asyncio.wait_for(link.until_closed("p/new:3"), 5)
+        await asyncio.wait_for(link.until_closed("p/new:3"), WAIT_S)
         link.set_open("p/gone:4", is_open=False)
         await until(lambda: ("/drain", "p/gone:4") in admin.asked)
         link.forget("p/gone:4")
         link.set_open("p/a:1", is_open=False)  # told when what was on its way has ended
-        await asyncio.wait_for(link.until_closed("p/a:1"), 5)
+        await asyncio.wait_for(link.until_closed("p/a:1"), WAIT_S)
         asked = admin.asked.count(("/drain", "p/gone:4"))
         for is_open in (True, False):
             link.set_open("p/a:1", is_open=is_open)
@@ -169,16 +189,16 @@ def test_an_answer_that_never_came_counts_as_nothing_heard():
     linked(test)
 
 
-def test_what_changes_back_while_the_router_is_deaf_needs_nothing(failures):
+def test_what_changes_back_while_the_router_is_deaf_needs_nothing(failures, at_once):
     async def test(admin, link):
         await admin.stop()
         link.started()
         link.set_open("p/a:1", is_open=False)
         await until(lambda: failures)
         link.set_open("p/a:1", is_open=True)
-        link.set_open("p/b:2", is_open=False)
         await admin.start()
-        await asyncio.wait_for(link.until_closed("p/b:2"), 5)
+        link.set_open("p/b:2", is_open=False)
+        await asyncio.wait_for(link.until_closed("p/b:2"), WAIT_S)
         assert admin.asked == [("/drain", "p/b:2")]
 
     linked(test)
@@ -192,6 +212,13 @@ def test_its_state_is_what_it_last_said_until_it_ends():
         assert link.requests("p/a:1") == 5
         assert link.serves("p/a:1")
         assert not link.serves("p/x:9")
+        link.set_open("p/a:1", is_open=False)
+        assert link.serves("p/a:1"), "it hasn't heard yet"
+        await until(lambda: link.told_closed("p/a:1"))
+        assert not link.serves("p/a:1")
+        link.set_open("p/a:1", is_open=True)
+        assert not link.serves("p/a:1"), "what it said is older than the drain"
+        await until(lambda: link.serves("p/a:1"))
         link.ended()
         assert not link.serves("p/a:1")
 

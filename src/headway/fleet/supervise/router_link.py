@@ -144,9 +144,9 @@ class RouterLink:
         return (found.work.requests, found.patience_s) if found else (0, 0.0)
 
     def serves(self, engine: str) -> bool:
-        """Whether it sends requests there, as of the last `refresh`."""
+        """Whether it sends requests there, as of the last `refresh` and what it was told since."""
         found = self.state.engine(engine)
-        return found is not None and found.ready
+        return found is not None and found.ready and self._believes_open(engine)
 
 
 class RouterProbe:
