@@ -3,13 +3,13 @@
 import asyncio
 import dataclasses
 import json
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.fleet.net.http_async import exchange
+from headway.fleet.supervise import probes
 from headway.fleet.supervise.probes import EngineProbe, Look, WorkProgress
 
 
@@ -92,10 +92,20 @@ def test_requests_that_only_the_router_knows_of_raise_a_doubt():
     assert not progress.doubtful
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """What answers has the time it takes."""
+    monkeypatch.setattr(probes, "_QUICK_S", 60.0)
+    monkeypatch.setattr(probes, "_LOOK_TIMEOUT_S", 60.0)
+
+
 class Vllm:
-    """Answers as it is told. computes: whether a completion is answered."""
+    """Answers as it is told. computes: whether a completion is answered. at_metrics: called when
+    they are asked for.
+    """
 
     def __init__(self):
+        self.at_metrics = lambda: None
         self.health = 200
         self.metrics = b"vllm:num_requests_running 0.0\nvllm:generation_tokens_total 1.0\n"
         self.computes = True
@@ -107,6 +117,7 @@ class Vllm:
         self.asked.append(path)
         body = b""
         if path == "/metrics":
+            self.at_metrics()
             body = self.metrics
         elif path == "/v1/models":
             body = json.dumps({"data": [{"id": "m"}]}).encode()
@@ -171,16 +182,35 @@ def test_what_is_to_be_said_of_an_engine_that_runs_is_noted_at_each_look():
 def test_a_doubt_is_settled_by_a_request_for_one_token(computes):
     """A client slow to take its answer, or an engine core that hung while idle."""
 
+    hang_s = 60.0 if computes else 0.3
+
     async def test(vllm, probe):
         vllm.computes = computes
         assert await probe.trouble(0.0) is None
-        assert await probe.trouble(0.2) is None
+        assert await probe.trouble(0.7 * hang_s) is None
         assert "/v1/completions" not in vllm.asked
-        why = await probe.trouble(0.4)
+        why = await probe.trouble(1.4 * hang_s)
         assert "/v1/completions" in vllm.asked
         assert why is None if computes else "one token" in why
 
-    with_engine(test, routed=lambda: (1, 0.0))
+    with_engine(test, lambda: (1, 0.0), hang_s)
+
+
+def test_a_request_that_ends_while_the_engine_is_asked_had_its_time_until_then():
+    """The engine was over it when it told of itself; the router has its answer a moment later."""
+    waiting = [1, 600.0]
+
+    def end():
+        waiting[:] = 0, 0.0
+
+    async def test(vllm, probe):
+        vllm.metrics = b"vllm:num_requests_running 1.0\nvllm:generation_tokens_total 1.0\n"
+        assert await probe.trouble(0.0) is None
+        vllm.at_metrics = end
+        assert await probe.trouble(300.0) is None
+        assert "no progress" in await probe.trouble(301.0)
+
+    with_engine(test, lambda: tuple(waiting), 60.0)
 
 
 def test_nobody_there_is_not_ready_and_dead():
@@ -217,24 +247,26 @@ ANSWERS = {
 def test_an_exchange_gives_the_whole_answer_or_none_and_never_waits_longer(kind):
     """`stays`: the server keeps the connection open."""
     sent, stays, body = ANSWERS[kind]
-
-    async def serve(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        for place in range(len(sent)):
-            writer.write(sent[place : place + 1])
-            await writer.drain()
-        if stays:
-            await reader.read()
-            await asyncio.sleep(5)
-        writer.close()
+    limit_s = 0.5 if kind == "silent" else 600.0
 
     async def run():
+        over = asyncio.Event()
+
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            for place in range(len(sent)):
+                writer.write(sent[place : place + 1])
+                await writer.drain()
+            if stays:
+                await over.wait()
+            writer.close()
+
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x?y=1"
-        start_s = time.monotonic()
-        reply = await exchange("GET", url, 0.5)
-        assert time.monotonic() - start_s < 2
+        async with asyncio.timeout(60):
+            reply = await exchange("GET", url, limit_s)
         assert (reply.body if reply else None) == body
+        over.set()
         server.close()
 
     asyncio.run(run())

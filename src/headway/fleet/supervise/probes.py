@@ -114,17 +114,19 @@ class EngineProbe:
         return reply is not None and reply.status == 503
 
     async def trouble(self, now_s: float) -> str | None:
+        routed_before = self._routed()
         health = await self._status("/health", _LOOK_TIMEOUT_S)
         if health == 503:
             return ""  # the engine core has died, and its log says why
-        why = self._progress.observe(await self._seen(health), now_s)
+        why = self._progress.observe(await self._seen(health, routed_before), now_s)
         if why is None and self._progress.doubtful and not await self._computes():
             why = f"hung: a request for one token wasn't answered within {self._hang_s:.0f} s"
         return why
 
-    async def _seen(self, health: int | None) -> Look:
+    async def _seen(self, health: int | None, routed_before: tuple[int, float]) -> Look:
         reply = await self._get("/metrics", _LOOK_TIMEOUT_S)
-        routed, patience_s = self._routed()
+        # A request may end while the engine is asked: it was over that one when it was silent.
+        routed, patience_s = map(max, routed_before, self._routed())
         if reply is None or reply.status != 200:
             return Look(health, routed=routed, patience_s=patience_s)
         metrics = parse_metrics(reply.body)
