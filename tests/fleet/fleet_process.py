@@ -58,7 +58,7 @@ def fleet_spec():
     return FleetSpec(
         name="test",
         placement="ray" if ray_address else "local",
-        start_timeout_s=asked.get("start_timeout_s", 30.0),
+        start_timeout_s=asked.get("start_timeout_s", 120.0),
         hang_s=asked.get("hang_s", 30.0),
         drain_s=asked.get("drain_s", 5.0),
         engines=tuple(e for name, has in asked["pools"].items() for e in engines_of(name, *has)),

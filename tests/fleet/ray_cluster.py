@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.testing.ports import held_port
 
 from headway import processes
 
-from .running import WAIT_S, eventually, free_port, lives
+from .running import WAIT_S, eventually, lives
 
 ASIDE = Path(__file__).resolve().parents[2] / ".venv" / "ray"
 """Where `make test` puts Ray: beside vLLM, each engine of every other test would import it."""
@@ -68,7 +69,7 @@ def at_hand():
 def two_nodes():
     """A cluster of a head with two cores and another node with one."""
     with at_hand():
-        made = Cluster(free_port(), cpus=2)
+        made = Cluster(cpus=2)
         try:
             made.add(OTHER, cpus=1)
             made.until_up()
@@ -111,17 +112,18 @@ class Node:
 class Cluster:
     """A head and whatever nodes are added. address: of the cluster."""
 
-    def __init__(self, port, cpus):
+    def __init__(self, cpus):
         # Sockets are there, whose paths must be short.
         self._folder = Path(tempfile.mkdtemp(prefix="ray-"))
-        self.address = f"{HEAD}:{port}"
+        self._port = held_port(HEAD)
+        self.address = f"{HEAD}:{self._port.number}"
         self._nodes = {}
         self._cpus = {}
         self._start(
             HEAD,
             cpus,
             "--head",
-            f"--port={port}",
+            f"--port={self._port.number}",
             "--include-dashboard=false",
             "--no-monitor",
             f"--temp-dir={self._folder}",
@@ -175,5 +177,6 @@ class Cluster:
     def end(self):
         for host in reversed(list(self._nodes)):
             self.kill(host)
+        self._port.release()
         with contextlib.suppress(OSError):
             shutil.rmtree(self._folder)

@@ -1,6 +1,7 @@
 """`headway up FILE` with engines that only talk: `run_up.py FILE SCRIPT`.
 
-SCRIPT: `good`: they say what vLLM says while it starts. `fails`: the error of a start that does.
+SCRIPT: `good`: they say what vLLM says while it starts, and load until `loaded`, beside the file,
+is there. `fails`: the error of a start that does.
 """
 
 import json
@@ -33,8 +34,8 @@ def command(engine, address, machine, model, environ):
     home = Path(sys.argv[1]).parent / "engines"
     home.mkdir(exist_ok=True)
     said, over, rest = SAID.partition("INFO:   ")
-    # What it says is looked at once a second.
-    wanted = {"says": [said.rstrip(), over + rest.rstrip()], "start_s": 1.5}
+    loads = not home.with_name("loaded").exists()
+    wanted = {"says": [said.rstrip(), over + rest.rstrip()], "loads": loads}
     if sys.argv[2] == "fails":
         wanted = {"exit": 1, "say": FAILED.rstrip()}
     (home / f"{engine.name}.json").write_text(json.dumps(wanted))

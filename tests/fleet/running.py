@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,8 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from tests.testing.ports import held_port
 
 from headway import processes
 from headway.fleet.errors import FleetError
@@ -36,25 +37,25 @@ def lives(pid):
     return processes.parent_of(pid) is not None
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Fleet:
-    """`home` is for one fleet. pools: as fleet_process has them; more: the rest of its spec."""
+    """`home` is for one fleet. pools: as fleet_process has them; more: the rest of its spec.
+
+    said: its lines. `clean` at the end.
+    """
 
     def __init__(self, home, pools=None, **more):
         self.home = home
         self.spec = {"pools": pools or {"all": ["both", 1]}, **more}
         self.spec.setdefault("router", {})
-        self.spec["router"] = {"port": free_port(), "admin_port": 0} | self.spec["router"]
+        self._port = held_port()
+        given = {"port": self._port.number, "admin_port": 0}
+        self.spec["router"] = given | self.spec["router"]
         self.process = None
         self.said = []
         self._reader = None
 
     def behave(self, engine, **how):
+        """How it behaves from now on, as engine_process has it."""
         new = self.home / f"{engine}.new"
         new.write_text(json.dumps(how))
         new.replace(self.home / f"{engine}.json")
@@ -79,6 +80,10 @@ class Fleet:
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
 
+    def heard(self, text):
+        """It says so, sooner or later."""
+        eventually(lambda: any(text in line for line in self.said), f"{text!r}; {self.said}")
+
     @property
     def pid(self):
         return self.process.pid
@@ -95,6 +100,11 @@ class Fleet:
         found = self.status()
         every = {each["name"]: each for each in found["engines"]} if found else {}
         return every.get(name)
+
+    def states(self):
+        """Of the engines, in their order."""
+        found = self.status()
+        return tuple(each["state"] for each in found["engines"]) if found else ()
 
     def until(self, name, state):
         def there():
@@ -150,12 +160,20 @@ class Fleet:
 
     def routed(self, name):
         """What the router knows of an engine."""
+        return self._routed()[name]
+
+    def busy(self):
+        """The engines that the router waits for, in one look."""
+        return {name for name, each in self._routed().items() if each["work"]["requests"]}
+
+    def _routed(self):
+        """What the router knows of each engine, at one moment."""
         found = self.status()
-        wanted = next(each["router_id"] for each in found["engines"] if each["name"] == name)
         with urllib.request.urlopen(f"{found['admin']}/state", timeout=WAIT_S) as answer:
             state = json.loads(answer.read())
         every = {each["id"]: each for pool in state["pools"] for each in pool["engines"]}
-        return every[wanted]
+        names = {each["router_id"]: each["name"] for each in found["engines"]}
+        return {name: every[id_] for id_, name in names.items() if id_ in every}
 
     def ended(self, wait_s=WAIT_S):
         """The exit status of the supervisor, when it has ended."""
@@ -163,21 +181,26 @@ class Fleet:
         self._reader.join(wait_s)
         return status
 
-    def nothing_left(self, parts, wait_s=WAIT_S):
-        every = set(parts)
-        eventually(
-            lambda: not [pid for pid in {*every, *self.pids()} if lives(pid)],
-            f"all ended of {sorted(every)}",
-            wait_s,
-        )
+    def left(self, parts):
+        """Of these and of the engines' processes, those that live."""
+        return [pid for pid in {*parts, *self.pids()} if lives(pid)]
+
+    def nothing_left(self, parts):
+        """All of them end, though nobody waits for that."""
+        eventually(lambda: not self.left(parts), f"all ended of {sorted(parts)}")
 
     def clean(self):
         """End whatever a failed test left."""
+        self.release()
         parts = self.parts() if self.process else set()
         if self.process:
             self.process.kill()
             self.process.wait()
         processes.tell([pid for pid in parts | set(self.pids()) if lives(pid)], signal.SIGKILL)
+
+    def release(self):
+        """Let go of its port."""
+        self._port.release()
 
 
 class Traffic:

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.testing.ports import held_port
 
 from headway import processes
 from headway.fleet.errors import FleetError
@@ -22,6 +22,7 @@ from headway.fleet.operate.control_socket import ask
 
 pytest.importorskip("uvloop")
 
+WAIT_S = 60.0
 RUN = Path(__file__).with_name("run_up.py")
 FILE = """\
 [fleet]
@@ -43,19 +44,28 @@ class Up:
     """A `headway up` in a process of its own."""
 
     def __init__(self, folder, script="good", name="default"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            free = probe.getsockname()[1]
-        (folder / "x.toml").write_text(FILE.format(name, free))
+        self.folder = folder
+        self.admin = held_port()
+        (folder / "x.toml").write_text(FILE.format(name, self.admin.number))
         self.heard = folder / "err.txt"
         with self.heard.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, RUN, folder / "x.toml", script], stderr=err, env=dict(os.environ)
             )
 
-    def until(self, sign, limit_s=40.0):
+    def until_ready(self):
+        """Its engine has loaded, which was seen, and it serves; all it has said."""
+        self.until("all-0: loading")
+        (self.folder / "loaded").touch()
+        loaded = self.folder / "engines" / "all-0.json"
+        new = loaded.with_suffix(".new")
+        new.write_text(json.dumps(json.loads(loaded.read_text()) | {"loads": False}))
+        new.replace(loaded)
+        return self.until("ready: m on ")
+
+    def until(self, sign):
         """Wait until it says so; all it has said."""
-        end_s = time.monotonic() + limit_s
+        end_s = time.monotonic() + WAIT_S
         while time.monotonic() < end_s:
             said = self.heard.read_text()
             if re.search(sign, said):
@@ -69,8 +79,9 @@ class Up:
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(WAIT_S)
         finally:
+            self.admin.release()
             left = processes.descendants(self.process.pid)
             self.process.kill()
             self.process.wait()
@@ -84,7 +95,7 @@ def _state(monkeypatch, tmp_path):
 
 def post(endpoint, path, body):
     address = urlsplit(endpoint)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=WAIT_S)
     with contextlib.closing(connection):
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
@@ -97,9 +108,8 @@ def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
     told = []
     fleet = Up(tmp_path)
     try:
-        said = fleet.until("ready: m on ")
+        said = fleet.until_ready()
         assert "x.toml: unified; 1 engine in all (both)" in said
-        assert re.search(r"all-0: loading", said)
         endpoint = re.search(r"ready: m on (\S+); try", said)[1]
         for what in ("/v1/chat/completions", "status --watch", "logs all-0 -f"):
             assert what in said
@@ -109,7 +119,8 @@ def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
         second = tmp_path / "second"
         second.mkdir()
         beside = Up(second, name="two")
-        assert beside.process.wait(30) == 1
+        assert beside.process.wait(WAIT_S) == 1
+        beside.admin.release()
         assert "0 is used by the fleet default" in beside.heard.read_text()
         with pytest.raises(FleetError, match="no fleet two runs here; what runs: default"):
             commands.status("two", watch=False, json=False)
@@ -137,7 +148,7 @@ def test_a_fleet_is_started_seen_changed_and_stopped(tmp_path, capsys):
 
         assert commands.down("default", told.append, force=False) == 0
         assert told[-1] == "stopped"
-        assert fleet.process.wait(10) == 0
+        assert fleet.process.wait(WAIT_S) == 0
     finally:
         fleet.end()
 
@@ -149,7 +160,7 @@ def test_a_fleet_whose_engines_fail_says_why_and_ends(tmp_path):
         said = fleet.until("every engine has failed")
         assert "the model leaves no memory for the KV cache" in said
         assert "Traceback" not in said
-        assert fleet.process.wait(20) == 1
+        assert fleet.process.wait(WAIT_S) == 1
     finally:
         fleet.end()
 
@@ -158,9 +169,9 @@ def test_a_fleet_whose_engines_fail_says_why_and_ends(tmp_path):
 def test_goodput_of_the_last_minute_is_there_for_whoever_asks_once(tmp_path):
     fleet = Up(tmp_path)
     try:
-        said = fleet.until("ready: m on ")
+        said = fleet.until_ready()
         endpoint = re.search(r"ready: m on (\S+); try", said)[1]
-        end_s = time.monotonic() + 30
+        end_s = time.monotonic() + WAIT_S
         seen = commands._asked("default")
         while time.monotonic() < end_s and not seen.goodput:
             post(endpoint, "/v1/completions", {"model": "m", "prompt": "hi"})
@@ -168,6 +179,6 @@ def test_goodput_of_the_last_minute_is_there_for_whoever_asks_once(tmp_path):
             seen = commands._asked("default")
         assert seen.goodput[""].sent > 0
         assert "goodput" in status.text(seen)
-        assert ask("default", {"do": "status"}, 5)["serving"]
+        assert ask("default", {"do": "status"}, WAIT_S)["serving"]
     finally:
         fleet.end()

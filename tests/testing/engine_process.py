@@ -3,11 +3,12 @@
 Like vLLM it binds at once, answers once it has "loaded", and has an engine core in a session of
 its own. HOME/NAME.json is how it behaves, read again at every look:
 
-start_s: loading takes so long. says: what it says when it begins to load, and when it is up.
+start_s: loading takes so long. loads: it doesn't end while that is set.
+says: what it says when it begins to load, and when it is up.
 exit: a status it ends with instead, having said `say`.
 mute: /health isn't answered. still: nothing moves. stuck: that, and requests aren't answered.
 stubborn: SIGTERM is ignored. answer_s: of a completion; of one that is streamed, after its first
-piece.
+piece. holds: none of either ends while that is set; "streams": none that is streamed.
 
 It listens on FAKE_HOST, where that is set, and then says so; with FAKE_SPREAD what it sees of GPUs
 too.
@@ -35,11 +36,15 @@ HOST = os.environ.get("FAKE_HOST", "127.0.0.1")
 AGAIN_S = 0.02
 
 
-def wants(what, usual=None):
+def wanted():
     try:
-        return json.loads((HOME / f"{NAME}.json").read_text()).get(what, usual)
+        return json.loads((HOME / f"{NAME}.json").read_text())
     except FileNotFoundError:
-        return usual
+        return {}
+
+
+def wants(what, usual=None):
+    return wanted().get(what, usual)
 
 
 def sign(role):
@@ -86,6 +91,8 @@ class ProcessEngine(Stub):
                 await self._two_pieces(link)
                 return
             await link.hold(wants("answer_s", 0.0))
+            while wants("holds") is True:
+                await link.hold(AGAIN_S)
             self.tokens += 1
             choice = {"index": 0, "text": NAME, "finish_reason": "stop"}
             usage = {"prompt_tokens": 1, "completion_tokens": 1}
@@ -99,6 +106,8 @@ class ProcessEngine(Stub):
         piece = {"choices": [{"index": 0, "text": NAME, "finish_reason": None}]}
         link.chunk(f"data: {json.dumps(piece)}\n\n".encode())
         await link.hold(wants("answer_s", 0.0))
+        while wants("holds"):
+            await link.hold(AGAIN_S)
         link.chunk(b"data: [DONE]\n\n")
         link.end()
 
@@ -121,9 +130,12 @@ async def run(listening, core):
         say(before)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stopping.wait(), wants("start_s", 0.0))
-    if wants("exit") is not None:
-        say(wants("say", "it was told to"))
-        os._exit(wants("exit"))
+    while wants("loads") and not stopping.is_set():  # noqa: ASYNC110  a file tells
+        await asyncio.sleep(AGAIN_S)
+    how = wanted()
+    if how.get("exit") is not None:
+        say(how.get("say", "it was told to"))
+        os._exit(how["exit"])
     engine = ProcessEngine(core)
     await engine.start(listening)
     if after:

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.fleet.ray_cluster import HEAD, OTHER, WITH_GPU, installed, two_nodes
-from tests.fleet.running import Fleet, Traffic, eventually, free_port, lives
+from tests.fleet.running import Fleet, Traffic, eventually, lives
+from tests.testing.ports import held_port
 
 from headway import processes
 from headway.fleet.place.ray_nodes import carried, too_small
@@ -38,11 +39,12 @@ def cluster():
 def fleet(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = []
+    # Engines on other loopback addresses may have any port that is free there.
+    admin = held_port()
 
     def make(pools=TWO, *, apart=False, **more):
         """apart: of two engines one lands on each node."""
-        # Engines on other loopback addresses may have any port that is free there.
-        router = {"admin_port": free_port()}
+        router = {"admin_port": admin.number}
         made.append(Fleet(tmp_path, pools, ray_address=cluster.address, router=router, **more))
         with cluster.one_core_less(HEAD) if apart else contextlib.nullcontext():
             made[-1].start()
@@ -54,6 +56,7 @@ def fleet(cluster, tmp_path, monkeypatch):
         agents = one.pids() and agents_of(one)
         one.clean()
         one.nothing_left(agents)
+    admin.release()
 
 
 def host_of(fleet, name):
@@ -229,17 +232,16 @@ def test_a_node_dies_under_traffic(fleet, cluster):
     lost, kept = names[OTHER], names[HEAD]
     before = running.engine(lost)
     untouched = running.pids(kept)
-    running.behave(kept, answer_s=3.0)
-    running.behave(lost, answer_s=60.0)  # it dies before they end
+    for name in (kept, lost):
+        running.behave(name, answer_s=0.05, holds="streams")
     with ThreadPoolExecutor(8) as pool:
         streams = list(pool.map(lambda _: Stream(running), range(8)))
     assert {stream.name for stream in streams} == {kept, lost}
-    running.behave(kept, answer_s=0.05)
-    running.behave(lost, answer_s=0.05)
     with Traffic(running) as traffic, ThreadPoolExecutor(8) as pool:
         wholes = pool.map(Stream.whole, streams)
         eventually(lambda: {text for *_, text in traffic.answers} == {kept, lost})
         cluster.kill(OTHER, also={*running.pids(lost), *agents_of(running, lost)})
+        running.behave(kept, answer_s=0.05)
         assert {(s.name, whole) for s, whole in zip(streams, wholes, strict=True)} == {
             (kept, True),
             (lost, False),

@@ -1,5 +1,6 @@
 """A supervisor with fake engines and the real router: crashes, hangs, thieves, signals, ends."""
 
+import contextlib
 import os
 import random
 import signal
@@ -44,24 +45,26 @@ def others(fleet, name):
 
 @pytest.mark.parametrize("victim", ["server", "core", "guard"])
 def test_a_killed_engine_is_routed_around_at_once_and_restarted(fleet, victim):
-    """Under load: no request that had got nothing fails, and the other engine isn't touched."""
-    running = fleet(TWO)
+    """Under load: no request that had got nothing fails, and the other engine isn't touched.
+
+    At once: nobody looks at it before the test is over.
+    """
+    running = fleet(TWO, look_s=600.0)
     running.until_serving()
+    running.behave("all-0", loads=True)  # the next run
     before = running.engine("all-0")
     untouched = others(running, "all-0")
     pid = before["pid"] if victim == "guard" else running.pids("all-0", victim)[0]
     with Traffic(running) as traffic:
         eventually(lambda: len(traffic.answers) > 20)
-        start_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: running.routed("all-0")["draining"], again_s=0.01)
-        routed_s = time.monotonic() - start_s
+        eventually(lambda: running.routed("all-0")["draining"])
+        running.behave("all-0")
         eventually(lambda: (e := running.engine("all-0"))["state"] == "ready" and e["restarts"])
         eventually(lambda: running.routed("all-0")["ready"])
         seen = len(traffic.answers)
         eventually(lambda: any(text == "all-0" for *_, text in traffic.answers[seen:]))
     assert traffic.failures() == []
-    assert routed_s < 1.0
     assert others(running, "all-0") == untouched
     after = running.engine("all-0")
     assert after["url"] == before["url"]
@@ -94,7 +97,7 @@ def test_a_fleet_of_which_nothing_starts_ends_with_the_cause(fleet):
     running.start()
     assert running.ended() == 1
     assert "ValueError: bad flag" in running.said[-1]
-    running.nothing_left([])
+    assert not running.left([])
 
 
 def test_a_crash_loop_backs_off_and_ends_when_the_fault_is_gone(fleet):
@@ -110,8 +113,8 @@ def test_a_crash_loop_backs_off_and_ends_when_the_fault_is_gone(fleet):
     assert found["reason"] == "it broke again"
     running.behave("all-0")
     running.until("all-0", "ready")
-    assert any("started again in 2 s" in line for line in running.said)
-    assert any("started again in 4 s" in line for line in running.said)
+    running.heard("started again in 2 s")
+    running.heard("started again in 4 s")
 
 
 def test_a_killed_router_comes_back_and_knows_which_engines_are_drained(fleet):
@@ -125,7 +128,7 @@ def test_a_killed_router_comes_back_and_knows_which_engines_are_drained(fleet):
     eventually(lambda: (r := running.status()["router"])["restarts"] and r["state"] == "ready")
     running.until("all-0", "ready")
     eventually(lambda: running.status()["serving"])
-    assert running.routed("all-1")["draining"]
+    eventually(lambda: running.routed("all-1")["draining"])
     assert {running.post() for _ in range(10)} == {(200, "all-0")}
     assert running.pids() == untouched
 
@@ -150,15 +153,15 @@ def test_a_hung_engine_is_restarted(fleet, how):
         lambda: (e := running.engine("all-0"))["state"] == "ready" and e["restarts"] and e
     )
     assert found["restarts"] >= 1
-    assert any("all-0 is being ended: hung: " in line for line in running.said)
+    running.heard("all-0 is being ended: hung: ")
     assert others(running, "all-0") == untouched
 
 
 def test_an_engine_that_is_still_over_a_request_has_as_long_as_the_request(fleet):
     """A first compilation, or a huge prompt in one step: no sign of progress for long."""
-    running = fleet(hang_s=2.0, look_s=0.1)
+    running = fleet(hang_s=4.0, look_s=0.1)
     running.until_serving()
-    running.behave("all-0", answer_s=6.0, still=True)
+    running.behave("all-0", answer_s=9.0, still=True)
     assert running.post() == (200, "all-0")
     assert running.engine("all-0")["restarts"] == 0
 
@@ -177,7 +180,7 @@ def test_an_engine_that_never_gets_ready_is_ended(fleet):
     running.start()
     assert running.ended() == 1
     assert "not ready within 1 s" in running.said[-1]
-    running.nothing_left([])
+    assert not running.left([])
 
 
 # Ports
@@ -233,6 +236,7 @@ def test_one_supervisor_a_fleet(fleet):
         assert f"runs already (process {running.pid})" in second.said[-1]
     finally:
         second.process.kill()
+        second.release()
     assert running.post() == (200, "all-0")
 
 
@@ -241,55 +245,56 @@ def test_one_supervisor_a_fleet(fleet):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_what_runs_end_and_then_ends_everything(fleet, signum):
-    running = fleet(TWO)
+    running = fleet(TWO, drain_s=60.0)
     running.until_serving()
-    for name in ("all-0", "all-1"):
-        running.behave(name, answer_s=1.5)
+    both = {"all-0", "all-1"}
+    for name in both:
+        running.behave(name, holds=True)
     parts = running.parts()
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(running.post) for _ in range(4)]
-        eventually(lambda: running.routed("all-0")["work"]["requests"])
-        eventually(lambda: running.routed("all-1")["work"]["requests"])
+        eventually(lambda: running.busy() == both)
         running.process.send_signal(signum)
+        eventually(lambda: running.status()["router"]["state"] == "stopping")
+        for name in both:
+            running.behave(name)
         assert {answer.result()[0] for answer in asked} == {200}
     assert running.ended() == 0
     assert running.said[-1] == "stopped"
-    running.nothing_left(parts, wait_s=1.0)
+    assert not running.left(parts)
     state = running.home / "state" / "headway" / "test"
     assert not (state / "control.sock").exists()
     assert list((state / "scratch").iterdir()) == []
 
 
 def test_a_second_signal_ends_everything_at_once(fleet):
-    running = fleet(TWO, drain_s=60.0)
+    running = fleet(TWO, drain_s=600.0)
     running.until_serving()
-    running.behave("all-0", answer_s=60, stubborn=True)
-    running.behave("all-1", answer_s=60, stubborn=True)
+    running.behave("all-0", holds=True, stubborn=True)
+    running.behave("all-1", holds=True, stubborn=True)
     parts = running.parts()
     with ThreadPoolExecutor(2) as pool:
         asked = [pool.submit(running.post) for _ in range(2)]
-        eventually(lambda: running.routed("all-0")["work"]["requests"])
-        start_s = time.monotonic()
+        eventually(lambda: "all-0" in running.busy())
         running.process.send_signal(signal.SIGTERM)
-        eventually(lambda: any(line.startswith("stopping;") for line in running.said))
+        running.heard("stopping;")
         running.process.send_signal(signal.SIGTERM)
         assert running.ended() == 0
-        assert time.monotonic() - start_s < 20
-        assert {answer.result()[0] for answer in asked} != {200}
-    running.nothing_left(parts, wait_s=1.0)
+        assert 200 not in {answer.result()[0] for answer in asked}
+    assert not running.left(parts)
 
 
 def test_requests_that_do_not_end_hold_a_stop_up_no_longer_than_was_said(fleet):
     running = fleet(drain_s=0.5)
     running.until_serving()
-    running.behave("all-0", answer_s=600, stubborn=True)
+    running.behave("all-0", holds=True, stubborn=True)
     parts = running.parts()
     with ThreadPoolExecutor(1) as pool:
         pool.submit(running.post)
-        eventually(lambda: running.routed("all-0")["work"]["requests"])
+        eventually(running.busy)
         assert running.ask("down") == {"stopping": True}
         assert running.ended() == 0
-    running.nothing_left(parts, wait_s=1.0)
+    assert not running.left(parts)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -309,7 +314,7 @@ def test_a_signal_at_any_moment_of_a_start_leaves_nothing(fleet, seed):
         running.process.send_signal(draw.choice([signal.SIGTERM, signal.SIGINT]))
         time.sleep(draw.uniform(0.0, 0.2))
     running.ended()
-    running.nothing_left(parts, wait_s=2.0)
+    assert not running.left(parts)
 
 
 def test_a_killed_supervisor_takes_everything_along_and_the_next_one_waits_for_that(fleet):
@@ -337,14 +342,20 @@ def test_no_orphan_after_twenty_random_kills(fleet):
         time.sleep(draw.uniform(0.0, 0.7))
     assert running.process.poll() is None
     everything |= running.parts()
-    eventually(
-        lambda: (s := running.status()) and s["serving"] and running.all_ready(s), wait_s=120.0
-    )
-    # Whatever lives now belongs to an engine that is known.
-    known = set()
-    for each in [*running.status()["engines"], running.status()["router"]]:
-        known |= {each["pid"], *processes.descendants(each["pid"])}
-    assert {pid for pid in everything if lives(pid)} - {running.pid} <= known
+
+    def strays():
+        """What lives and belongs to no engine that is known, where all are ready."""
+        found = running.status()
+        if not (found and found["serving"] and running.all_ready(found)):
+            return None
+        known = {running.pid}
+        for each in [*found["engines"], found["router"]]:
+            if each["pid"]:
+                known |= {each["pid"], *processes.descendants(each["pid"])}
+        return set(running.left(everything)) - known
+
+    # Of the last kill it may not have heard yet.
+    eventually(lambda: strays() == set(), "no orphan", wait_s=120.0)
     everything |= running.parts()
     os.kill(running.pid, signal.SIGKILL)
     running.nothing_left(everything)
@@ -361,7 +372,7 @@ def test_kills_of_several_at_once_leave_nothing_either(fleet):
     everything |= running.parts()
     running.process.send_signal(signal.SIGTERM)
     running.ended()
-    running.nothing_left(everything, wait_s=2.0)
+    assert not running.left(everything)
 
 
 # What operators ask
@@ -421,18 +432,20 @@ def test_a_restart_stops_at_an_engine_that_does_not_come_back(fleet):
 
 
 def test_scaling_adds_and_drains_engines_while_requests_go_on(fleet):
-    running = fleet()
+    running = fleet(drain_s=60.0)
     running.until_serving()
     with Traffic(running) as traffic:
         asked = running.ask("scale", pool="all", replicas=3)
         assert asked == {"added": ["all-1", "all-2"], "leaving": []}
         eventually(lambda: {text for *_, text in traffic.answers} >= {"all-0", "all-1", "all-2"})
         for name in ("all-1", "all-2"):
-            running.behave(name, answer_s=1.0)
-        for name in ("all-1", "all-2"):
-            eventually(lambda: running.routed(name)["work"]["requests"])  # noqa: B023
+            running.behave(name, holds=True)
+        eventually(lambda: running.busy() >= {"all-1", "all-2"})
         leaving = running.pids("all-1") + running.pids("all-2")
         running.ask("scale", pool="all", replicas=1)
+        eventually(lambda: running.states() == ("ready", "draining", "draining"))
+        for name in ("all-1", "all-2"):
+            running.behave(name)
         eventually(lambda: len(running.status()["engines"]) == 1)
         eventually(lambda: not [pid for pid in leaving if lives(pid)])
     assert traffic.failures() == []
@@ -450,7 +463,7 @@ def test_a_hangup_reads_the_file_again(fleet):
     )
     running.process.send_signal(signal.SIGHUP)
     running.until("all-1", "ready")
-    eventually(lambda: "reload: done" in running.said)
+    running.heard("reload: done")
     running.describe(pools={"all": ["both", 2], "more": ["both", 1]})
     with pytest.raises(FleetError, match=r"to add or remove pools \(more\) use headway down"):
         running.ask("reload")
@@ -458,16 +471,17 @@ def test_a_hangup_reads_the_file_again(fleet):
 
 
 def test_while_it_stops_it_takes_no_orders(fleet):
-    running = fleet(drain_s=5.0)
-    running.behave("all-0", answer_s=2.0)
+    running = fleet(drain_s=60.0)
+    running.behave("all-0", holds=True)
     running.until_serving()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(running.post)
-        eventually(lambda: running.routed("all-0")["work"]["requests"])
+        eventually(running.busy)
         running.ask("down")
         with pytest.raises(FleetError, match="is being stopped"):
             running.ask("restart", pool="all")
         assert running.status()["stopping"]
+        running.behave("all-0")
         assert answer.result() == (200, "all-0")
     assert running.ended() == 0
 
@@ -478,7 +492,12 @@ def test_logs_of_a_run_and_of_the_one_before_are_kept(fleet):
     running.behave("all-0", exit=1, say="first words")
     os.kill(running.pids("all-0", "server")[0], signal.SIGKILL)
     log = running.home / "state" / "headway" / "test" / "logs" / "all-0.log"
-    eventually(lambda: log.read_text() == "first words\n")
+
+    def said():
+        with contextlib.suppress(FileNotFoundError):  # it is being put aside
+            return log.read_text()
+
+    eventually(lambda: said() == "first words\n")
     running.behave("all-0")
     running.until("all-0", "ready")
     assert log.with_name("all-0.log.1").read_text() == "first words\n"
@@ -487,15 +506,17 @@ def test_logs_of_a_run_and_of_the_one_before_are_kept(fleet):
 def test_engines_of_a_machine_with_little_memory_start_one_after_the_other(fleet):
     running = fleet(TWO, start=False, memory_gib=1.0)
     for name in ("all-0", "all-1"):
-        running.behave(name, start_s=1.0)
+        running.behave(name, loads=True)
     running.start()
-    states = []
-    while True:
-        found = running.status()
-        if found and found["engines"]:
-            states.append(tuple(each["state"] for each in found["engines"]))
-            if states[-1] == ("ready", "ready"):
-                break
-        time.sleep(0.05)
-    assert ("starting", "starting") not in states
-    assert ("starting", "queued") in states
+    seen = []
+
+    def states():
+        seen.append(running.states())
+        return seen[-1]
+
+    eventually(lambda: states() == ("starting", "queued"))
+    running.behave("all-0")
+    eventually(lambda: states() == ("ready", "starting"))
+    running.behave("all-1")
+    eventually(lambda: states() == ("ready", "ready"))
+    assert ("starting", "starting") not in seen
