@@ -1,8 +1,8 @@
 """The command line of fleets: what is asked of whom, what is refused, and how."""
 
+import fcntl
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -100,17 +100,28 @@ def test_what_a_change_of_size_leads_to_is_told(asked, capsys):
 
 
 @pytest.mark.process
-def test_down_returns_when_nothing_holds_the_lock_any_more(asked):
+def test_down_returns_when_nothing_holds_the_lock_any_more(asked, monkeypatch):
     home = Home("default")
     home.make()
-    holder = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)"
-    (home.path / "lock").touch()
-    command = [sys.executable, "-c", f"{holder}; print(flush=True); time.sleep(0.5)"]
-    with subprocess.Popen([*command, home.path / "lock"], stdout=subprocess.PIPE) as process:
+    holder = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)"
+    lock = home.path / "lock"
+    lock.touch()
+    command = [sys.executable, "-c", f"{holder}; print(flush=True); sys.stdin.read()", lock]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    flock, waited = fcntl.flock, []
+
+    def at_the_lock(file, how):
+        with pytest.raises(BlockingIOError):
+            flock(file, how | fcntl.LOCK_NB)
+        process.stdin.close()  # the holder ends
+        flock(file, how)
+        waited.append(how)
+
+    with subprocess.Popen(command, **pipes) as process:
         process.stdout.readline()
-        begun_s = time.monotonic()
+        monkeypatch.setattr(fcntl, "flock", at_the_lock)
         assert run("down") == 0
-        assert time.monotonic() - begun_s > 0.3
+        assert waited == [fcntl.LOCK_EX]
 
 
 @pytest.mark.parametrize(

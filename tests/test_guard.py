@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -10,10 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.testing.ports import held_port
 
 from headway import processes
 
 pytestmark = pytest.mark.process
+
+WAIT_S = 60.0
 
 LAUNCH = """
 import sys
@@ -85,12 +87,6 @@ ROLES = {
 }
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Tree:
     """A launcher with its guard, and a server, a core and workers below."""
 
@@ -110,7 +106,7 @@ class Tree:
         self.pids["guard"] = processes.parent_of(self.pids["server"])
 
     def _pid(self, role):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             path = self.home / role
             if path.exists() and path.read_text():
@@ -127,11 +123,11 @@ class Tree:
 
     def end(self):
         """Wait for the launcher: its status and what it said."""
-        output, _ = self.launcher.communicate(timeout=30)
+        output, _ = self.launcher.communicate(timeout=WAIT_S)
         return self.launcher.returncode, output
 
     def left(self):
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + WAIT_S
         while True:
             alive = {role for role, pid in self.pids.items() if lives(pid)}
             if not alive or time.monotonic() > deadline:
@@ -174,11 +170,12 @@ def test_killing_any_process_above_the_core_ends_all(tree, victim, tmp_path):
 @pytest.mark.parametrize("hangs", [False, True])
 def test_killing_a_worker_ends_all_with_the_other_workers(tree, hangs, tmp_path):
     """The core and the server end one after the other, or live on and the server answers 503."""
-    port = free_port()
-    running = tree(script=WORKERS, port=port, hangs=hangs, url=f"http://127.0.0.1:{port}")
-    running.until_ready()
-    os.kill(running.pids["worker"], signal.SIGKILL)
-    status, said = running.end()
+    with held_port() as port:
+        url = f"http://127.0.0.1:{port.number}"
+        running = tree(script=WORKERS, port=port.number, hangs=hangs, url=url)
+        running.until_ready()
+        os.kill(running.pids["worker"], signal.SIGKILL)
+        status, said = running.end()
     assert running.left() == set()
     assert status > 0
     assert "the engine ended by itself" in said
@@ -193,7 +190,7 @@ def test_killing_the_launcher_and_the_guard_at_once_ends_the_server(tree):
     os.kill(running.pids["launcher"], signal.SIGSTOP)
     os.kill(running.pids["guard"], signal.SIGKILL)
     os.kill(running.pids["launcher"], signal.SIGKILL)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + WAIT_S
     while lives(running.pids["server"]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not lives(running.pids["server"])
@@ -211,12 +208,10 @@ def test_a_stop_that_is_asked_for_ends_all_with_status_0(tree, signum):
 
 def test_a_server_that_ignores_the_stop_is_ended_by_force(tree):
     running = tree(ends="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    start = time.monotonic()
     running.launcher.terminate()
     status, _ = running.end()
     assert running.left() == set()
     assert status == 0
-    assert time.monotonic() - start < 15
 
 
 def test_a_second_signal_ends_a_stubborn_server_at_once(tree):
@@ -258,7 +253,7 @@ def sockets_of(scratch, *flags, **env):
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=WAIT_S,
     ).stdout.strip()
     for fd in (told, alive):
         os.close(fd)

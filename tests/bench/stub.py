@@ -79,4 +79,5 @@ class StubEngine(Stub):
             yield Target("127.0.0.1", self.port)
         finally:
             self.close()
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(60):  # the clients have left, which it is still to notice
+                await asyncio.gather(*self._tasks, return_exceptions=True)
