@@ -22,7 +22,7 @@ class Stub:
     gap_s: between tokens. prefill_s, release_s: what these take.
     prompt_tokens: what its usage says. sick: /health fails. mute: nothing that is got is answered.
     unlisted: /v1/models fails. adapters: models it serves too.
-    gate: a semaphore that each event of a stream waits for.
+    gate: a semaphore that each event of a stream waits for, and each handoff that is made.
     """
 
     def __init__(self, oracle=None):

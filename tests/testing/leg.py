@@ -73,6 +73,8 @@ class Leg:
 
     async def _prefilled(self):
         engine, scenario = self._engine, self._scenario
+        if engine.gate:
+            await engine.gate.acquire()
         made = engine.oracle.make(engine.port)
         name, params = made["remote_request_id"], scenario.params(made)
         if params is None:

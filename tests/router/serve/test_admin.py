@@ -18,7 +18,7 @@ CHAT = "/v1/chat/completions"
 @contextlib.asynccontextmanager
 async def admin_of(router):
     server = await serve(Admin(router.service), "127.0.0.1", 0)
-    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=10)
+    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", timeout=60)
     try:
         async with client:
             yield client

@@ -31,6 +31,7 @@ def test_a_probes_place_is_given_back_however_it_ends(fault, stream):
         async with Fleet(engines=1, router=router) as fleet:
             (stub,) = fleet.both
             engine = opened(fleet, stub)
+            fleet.freeze()
             if fault == "leave":
                 stub.fault = "hang before head"
                 wire = await Wire.open(fleet.server.port)
@@ -114,6 +115,7 @@ def test_an_engine_that_fails_and_fails_is_left_alone(fault):
         router = {"retries": {"ratio": 0.0, "min_per_s": 0.0}}
         async with Fleet(engines=1, router=router) as fleet:
             fleet.both[0].fault = fault
+            fleet.freeze()
             for _ in range(5):
                 await fleet.ask(body_of(stream=True))
             answer = await fleet.ask(body_of(stream=True))

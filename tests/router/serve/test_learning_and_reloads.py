@@ -87,16 +87,23 @@ def test_long_prompts_weigh_most_in_an_engines_prefill_speed():
 # Limits and reloads.
 
 
+def opened(stub):
+    """What waits at its gate goes on."""
+    gate, stub.gate = stub.gate, None
+    gate.release()
+
+
 def test_a_request_beyond_the_ceiling_is_told_when_to_come_back():
     async def main():
         async with Fleet(engines=1, router={"max_concurrent": 1}) as fleet:
             (stub,) = fleet.both
-            stub.gap_s = 0.05
+            stub.gate = asyncio.Semaphore(0)
             asked = asyncio.create_task(fleet.ask(body_of(stream=True)))
             await fleet.until(lambda: stub.seen)
             refused = await fleet.ask()
             assert refused.status == 429
             assert int(refused.field(b"retry-after")) >= 1
+            opened(stub)
             assert (await asked).status == 200
             assert (await fleet.ask()).status == 200
 
@@ -136,13 +143,15 @@ def test_settings_that_cant_be_used_change_nothing(monkeypatch):
 
 def test_a_stream_outlives_the_reload_that_removes_its_engine():
     async def main():
+        gate = asyncio.Semaphore(0)
         async with Fleet(engines=2) as fleet:
             for stub in fleet.both:
-                stub.gap_s = 0.03
+                stub.gate = gate
             asked = asyncio.create_task(fleet.ask(body_of(stream=True)))
             await fleet.until(lambda: any(stub.seen for stub in fleet.both))
             (busy,) = [stub for stub in fleet.both if stub.seen]
             fleet.reload(fleet.config(without=[busy]))
+            opened(busy)
             answer = await asked
             assert answer.complete
             assert answer.body.endswith(b"data: [DONE]\n\n")

@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import socket
-import time
 
 import pytest
 from tests.router.raw_client import Wire
 from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.testing.ports import held_port
 from tests.testing.recorder import RecordingEngine
 from tests.testing.vllm_answers import EVENTS, body_for, error, event
 
@@ -20,13 +19,12 @@ async def waits(request, seen):
 
 
 class Dead(RecordingEngine):
-    """An address where nobody listens."""
+    """An address where nobody listens, nor will."""
 
     def __init__(self):
         super().__init__()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.held = held_port()
+        self.port = self.held.number
 
 
 @pytest.mark.parametrize("leave", ["close", "reset", "half_close"])
@@ -69,7 +67,7 @@ async def test_a_client_that_leaves_in_its_own_body_costs_nothing():
 @on_loop
 async def test_limits_in_time_are_separate():
     """Rule 20: first byte and idle; each ends in its own way."""
-    timeouts = {"first_byte_s": 0.3, "first_byte_s_per_1k_tokens": 0, "idle_s": 0.3, "total_s": 30}
+    timeouts = {"first_byte_s": 0.3, "first_byte_s_per_1k_tokens": 0, "idle_s": 0.3, "total_s": 600}
     async with (
         engines() as [engine],
         routing(flags([engine], timeouts=timeouts, retries={"min_per_s": 0.1})) as router,
@@ -86,11 +84,9 @@ async def test_limits_in_time_are_separate():
             await asyncio.Event().wait()
 
         engine.script = stalls
-        began = time.monotonic()
         got = await client.post(CHAT, content=body_for(CHAT, stream=True))
         assert '"error"' in got.text
         assert "[DONE]" not in got.text
-        assert time.monotonic() - began < 5
         await until(lambda: engine.left == 2)
 
 
@@ -111,9 +107,11 @@ async def test_the_total_ends_what_is_not_streamed():
 @on_loop
 async def test_a_long_prompt_has_longer():
     """Rule 20: the first byte's limit grows with the prompt."""
-    timeouts = {"first_byte_s": 0.2, "first_byte_s_per_1k_tokens": 5.0}
+    timeouts = {"first_byte_s": 0.2, "first_byte_s_per_1k_tokens": 30.0}
 
     async def slow(request, seen):
+        if len(seen.json["prompt"]) < 1000:
+            await waits(request, seen)
         await asyncio.sleep(0.8)
 
     async with (
@@ -217,12 +215,14 @@ async def test_failures_open_the_breaker_and_the_probe_slot_comes_back():
     async with engines() as [engine], routing(flags([engine])) as router, router.client() as client:
         engine.script = fails
         [known] = router.service.engines.values()
-        now = router.service.now
-        while known.health.breaker.state(now()) == "closed":
+        opened_s, now = router.service.now(), router.service.now
+        router.service.now = lambda: opened_s  # it stays open as long as that
+        while known.health.breaker.state(opened_s) == "closed":
             await client.post(CHAT, content=body_for(CHAT))
         got = await client.post(CHAT, content=body_for(CHAT))
         assert got.status_code == 503
         assert int(got.headers["retry-after"]) >= 1
+        router.service.now = now
         engine.script = waits
         await until(lambda: known.health.breaker.would_allow(now()))
         seen = len(engine.seen)

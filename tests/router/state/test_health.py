@@ -1,5 +1,6 @@
 """Engines that say nothing: busy ones are kept as a last resort, dead ones aren't."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,15 +12,18 @@ from headway.core.reliability.checks import HealthState
 from headway.router.serve.admin import Admin
 from headway.router.wire.server import serve
 
-QUICK = {"health": {"interval_s": 600.0, "timeout_s": 0.05, "fails": 3, "passes": 2}}
-"""Checked when a test says so, and given up soon."""
+TOLD = {"health": {"interval_s": 600.0, "timeout_s": 30.0, "fails": 3, "passes": 2}}
+"""Checked when a test says so."""
 
 
 async def check(fleet, stub, times=1):
-    """As if nothing had been heard of it for a while."""
+    """As if nothing had been heard of it for a while; one that says nothing is given up soon."""
     engine = fleet.engine(stub)
     engine.last_byte_s = float("-inf")
     checker = fleet.service._checker(engine)
+    if stub.mute:
+        soon = dataclasses.replace(checker._settings(), timeout_s=0.05)
+        checker._settings = lambda: soon
     for _ in range(times):
         await checker.check()
     return engine.health.state
@@ -59,7 +63,7 @@ def test_the_only_engine_is_not_ejected_while_it_computes():
     """It answers neither /health nor /metrics for as long as one request takes."""
 
     async def main():
-        async with Fleet(engines=1, router=QUICK) as fleet:
+        async with Fleet(engines=1, router=TOLD) as fleet:
             (stub,) = fleet.both
             stub.mute, stub.fault = True, "hang before head"
             wire = await ask(fleet)
@@ -89,7 +93,7 @@ def test_the_only_engine_is_not_ejected_while_it_computes():
 
 def test_others_are_asked_first_and_the_silent_one_when_they_fail():
     async def main():
-        async with Fleet(engines=2, router=QUICK) as fleet:
+        async with Fleet(engines=2, router=TOLD) as fleet:
             silent, other = fleet.both
             silent.mute = True
             assert await check(fleet, silent, 3) is HealthState.DEGRADED
@@ -110,7 +114,7 @@ def test_others_are_asked_first_and_the_silent_one_when_they_fail():
 @pytest.mark.parametrize("before", ["well", "silent"])
 def test_an_engine_that_nobody_listens_for_is_dead_even_if_it_is_the_last(before):
     async def main():
-        async with Fleet(engines=1, router=QUICK) as fleet:
+        async with Fleet(engines=1, router=TOLD) as fleet:
             (stub,) = fleet.both
             if before == "silent":
                 stub.mute = True
@@ -130,7 +134,7 @@ def test_an_engine_that_nobody_listens_for_is_dead_even_if_it_is_the_last(before
 
 def test_a_silent_prefill_engine_leaves_requests_whole_and_a_silent_decode_engine_serves():
     async def main():
-        async with Fleet(prefill=1, decode=1, router=QUICK) as fleet:
+        async with Fleet(prefill=1, decode=1, router=TOLD) as fleet:
             (prefill,), (decode,) = fleet.prefill, fleet.decode
             prefill.mute = decode.mute = True
             assert await check(fleet, decode, 3) is HealthState.DEGRADED
@@ -149,7 +153,7 @@ def test_what_an_engine_may_be_silent_over_are_requests_from_before():
     limits = {"first_byte_s": 30.0, "first_byte_s_per_1k_tokens": 0.0, "idle_s": 20.0}
 
     async def main():
-        async with Fleet(engines=1, router={**QUICK, "timeouts": limits}) as fleet:
+        async with Fleet(engines=1, router={**TOLD, "timeouts": limits}) as fleet:
             (stub,) = fleet.both
             engine = fleet.engine(stub)
 
@@ -185,7 +189,7 @@ def test_models_and_contexts_are_followed_from_check_to_check():
     """An adapter loaded at run time, and an engine replaced by one with a longer context."""
 
     async def main():
-        async with Fleet(engines=1, router=QUICK) as fleet:
+        async with Fleet(engines=1, router=TOLD) as fleet:
             (stub,) = fleet.both
             engine = fleet.engine(stub)
             assert engine.max_model_len == 8192
@@ -199,7 +203,7 @@ def test_models_and_contexts_are_followed_from_check_to_check():
 
 def test_models_that_are_not_told_for_once_are_those_of_before():
     async def main():
-        async with Fleet(engines=1, router=QUICK) as fleet:
+        async with Fleet(engines=1, router=TOLD) as fleet:
             (stub,) = fleet.both
             stub.unlisted = True
             assert await check(fleet, stub, 3) is HealthState.WELL

@@ -122,7 +122,7 @@ def test_a_slow_reader_is_held_back_and_a_stalled_one_cut(run, secret, tmp_path)
                         {asyncio.ensure_future(resumed.wait()), gone}, return_when="FIRST_COMPLETED"
                     )
 
-        async with served(app, server_tls, write_stall_s=0.3) as server:
+        async with served(app, server_tls, write_stall_s=1.5) as server:
             gone = asyncio.ensure_future(asyncio.shield(result))
             wire = await Wire.open(server.port, limit=1024, ssl=client_tls)
             wire.send(GET)

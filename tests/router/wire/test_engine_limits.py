@@ -34,12 +34,12 @@ INF = float("inf")
 @pytest.mark.parametrize(
     ("data", "timeouts", "error"),
     [
-        (b"", Timeouts(1, 0.1, INF, INF), FirstByteTimeout),
-        (OK, Timeouts(1, 0.1, INF, INF), FirstByteTimeout),
-        (stream(end=b""), Timeouts(1, 0.1, INF, INF), FirstByteTimeout),
-        (stream(b"a", end=b""), Timeouts(1, 30, 0.1, INF), IdleTimeout),
-        (stream(b"a", end=b""), Timeouts(1, 30, 30, 0.1), TotalTimeout),
-        (b"", Timeouts(1, 30, 30, 0.1), TotalTimeout),
+        (b"", Timeouts(30, 0.1, INF, INF), FirstByteTimeout),
+        (OK, Timeouts(30, 0.1, INF, INF), FirstByteTimeout),
+        (stream(end=b""), Timeouts(30, 0.1, INF, INF), FirstByteTimeout),
+        (stream(b"a", end=b""), Timeouts(30, 30, 0.1, INF), IdleTimeout),
+        (stream(b"a", end=b""), Timeouts(30, 30, 30, 1.5), TotalTimeout),
+        (b"", Timeouts(30, 30, 30, 0.1), TotalTimeout),
     ],
 )
 def test_each_limit_in_time_has_its_error_and_ends_the_call(run, data, timeouts, error):
@@ -66,12 +66,12 @@ def test_a_steady_trickle_is_not_idle(run):
         async def script(wire, request):
             wire.send(stream(end=b""))
             for _ in range(10):
-                await asyncio.sleep(0.04)
+                await asyncio.sleep(0.25)
                 wire.send(chunk(b"a"))
             wire.send(b"0\r\n\r\n")
 
         async with engine(script) as (_, pool):
-            assert await (await get(pool, Timeouts(1, 0.5, 0.25, 60))).read(100) == b"a" * 10
+            assert await (await get(pool, Timeouts(30, 30, 2.0, 60))).read(100) == b"a" * 10
 
     run(main)
 

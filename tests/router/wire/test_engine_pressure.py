@@ -42,9 +42,9 @@ def test_a_slow_client_holds_the_engine_back_and_loses_nothing(run):
         async with engine(script) as (_, pool):
             sink = Sink(writable=False)
             # Held back by the client, the body may take longer than the engine's idle limit.
-            pump = asyncio.ensure_future((await get(pool, Timeouts(1, 5, 0.2, 60))).pump(sink))
+            pump = asyncio.ensure_future((await get(pool, Timeouts(30, 30, 1.5, 60))).pump(sink))
             await soon(sink.wrote.wait())
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.0)
             held = sent
             assert held < 32 << 20
             assert sum(map(len, sink.pieces)) < 2 << 20
@@ -197,7 +197,7 @@ def test_an_engine_that_stops_taking_the_body_is_given_up(run):
         deaf = socket.create_server(("127.0.0.1", 0))  # the kernel accepts; nobody reads
         pool = UpstreamPool("127.0.0.1", deaf.getsockname()[1])
         with pytest.raises(IdleTimeout):
-            await pool.send("POST", b"/", b"", endless(), Timeouts(1, 5, 0.3, 60))
+            await pool.send("POST", b"/", b"", endless(), Timeouts(30, 30, 0.3, 60))
         assert pool.busy == 0
         pool.close()
         deaf.close()

@@ -126,7 +126,8 @@ class EngineProbe:
     async def _seen(self, health: int | None, routed_before: tuple[int, float]) -> Look:
         reply = await self._get("/metrics", _LOOK_TIMEOUT_S)
         # A request may end while the engine is asked: it was over that one when it was silent.
-        routed, patience_s = map(max, routed_before, self._routed())
+        now = self._routed()
+        routed, patience_s = max(routed_before[0], now[0]), max(routed_before[1], now[1])
         if reply is None or reply.status != 200:
             return Look(health, routed=routed, patience_s=patience_s)
         metrics = parse_metrics(reply.body)
