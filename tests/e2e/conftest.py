@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testing.ports import held_port
 
 from headway import processes
 from headway.models import tiny
 
+_held = []
 READY_S = 120.0
 GONE_S = 30.0
 SHARED_MEMORY = r"/dev/shm/\S+"  # noqa: S108 -- looked for, not used
@@ -264,6 +265,6 @@ def _wait_routing(running: Router, process: subprocess.Popen) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Nobody else gets it as long as the tests run."""
+    _held.append(held_port())
+    return _held[-1].number

@@ -212,6 +212,13 @@ class Traffic:
             thread.start()
         return self
 
+    def goes_on(self) -> None:
+        """One more is answered than have been by now."""
+        before, end_s = self.answered, time.monotonic() + READY_S
+        while self.answered == before:
+            assert time.monotonic() < end_s, "nothing is answered any more"
+            time.sleep(0.1)
+
     def __exit__(self, *_):
         self._stop.set()
         for thread in self._threads:

@@ -22,10 +22,10 @@ USUAL = {"health": {"interval_s": 600.0, "timeout_s": 5.0}, "seed": 1}
 QUICK = {
     "timeouts": {
         "connect_s": 5.0,
-        "first_byte_s": 0.5,
+        "first_byte_s": 1.0,
         "first_byte_s_per_1k_tokens": 0.0,
-        "idle_s": 0.5,
-        "total_s": 2.0,
+        "idle_s": 1.0,
+        "total_s": 3.0,
     },
 }
 """For engines that hang: limits that end it soon. Without, no limit of time decides a test."""

@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 
 import pytest
 
@@ -73,9 +72,13 @@ def test_what_is_left_of_a_killed_one_is_waited_for(home):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     os.write(fd, str(ended.pid).encode())
-    threading.Timer(0.5, os.close, [fd]).start()
     said = []
-    with home.locked(said.append):
+
+    def say(line):
+        said.append(line)
+        os.close(fd)  # the guard ends
+
+    with home.locked(say):
         assert said == ["waiting for the last run of the fleet one to end"]
 
 

@@ -180,7 +180,7 @@ def test_closing_lets_answers_end_and_cuts_those_that_take_too_long(run):
             slow.send(GET.replace(b"/x", b"/slow"))
             await began.acquire()
             await began.acquire()
-            closing = asyncio.ensure_future(server.close(0.3))
+            closing = asyncio.ensure_future(server.close(2.0))
             assert await idle.rest() == b""
             with pytest.raises(ConnectionRefusedError):
                 await Wire.open(server.port)

@@ -103,7 +103,7 @@ def test_the_engine_hears_of_a_client_that_leaves(location):
         async with Fleet(engines=1) as fleet:
             (stub,) = fleet.stubs
             stub.gate = asyncio.Semaphore(1)
-            stub.gap_s = 60.0
+            stub.gap_s = 600.0
             url = f"http://127.0.0.1:{fleet.server.port}"
             async with nginx(url, location=location) as front:
                 wire = await front.open()
