@@ -163,8 +163,9 @@ class Fleet:
         return self._routed()[name]
 
     def busy(self):
-        """The engines that the router waits for, in one look."""
-        return {name for name, each in self._routed().items() if each["work"]["requests"]}
+        """The engines that the router waits for, each with how many requests, in one look."""
+        requests = {name: each["work"]["requests"] for name, each in self._routed().items()}
+        return {name: count for name, count in requests.items() if count}
 
     def _routed(self):
         """What the router knows of each engine, at one moment."""
