@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from headway.router.openai.request import Parsed, dump
+from headway.router.wire.pieces import Body, Pieces, joined, parts_of
 
 _PREFILL_PARAMS: Final = {"do_remote_decode": True, "do_remote_prefill": False}
 
@@ -28,8 +29,10 @@ _PREFILL_DROPS: Final = frozenset(
 _SPACE: Final = b" \t\r\n"
 
 
-def prefill_body(parsed: Parsed) -> bytes:
+def prefill_body(parsed: Parsed) -> Body:
     """The leg that computes the prompt and leaves its KV: one token, not streamed."""
+    if parsed.large is not None:
+        return parsed.large.prefill
     body: dict[str, Any] = {
         key: value for key, value in parsed.raw.items() if key not in _PREFILL_DROPS
     }
@@ -45,11 +48,19 @@ def prefill_body(parsed: Parsed) -> bytes:
     return dump(body)
 
 
-def decode_body(parsed: Parsed, params: Mapping[str, Any]) -> bytes:
+def decode_body(parsed: Parsed, params: Mapping[str, Any]) -> Body:
     """The client's own body with the handoff parameters added; its bytes aren't touched.
 
     params: what the prefill leg answered, unchanged. Nothing is parsed or written anew: this
     stands between the two legs, and prompts have megabytes.
     """
-    opened = parsed.body.rstrip(_SPACE).removesuffix(b"}").rstrip(_SPACE)
-    return b'%b,"kv_transfer_params":%b}' % (opened, dump(dict(params)))
+    body, end = parsed.body, b',"kv_transfer_params":%b}' % dump(dict(params))
+    if parsed.large is not None:
+        return Pieces(parts_of(body)).replaced_end(parsed.large.closing_bytes, end)
+    opened = joined(body)
+    return opened[: len(opened) - closing_bytes(opened)] + end
+
+
+def closing_bytes(body: bytes) -> int:
+    """How many bytes at its end are the brace that ends the object and white space beside it."""
+    return len(body) - len(body.rstrip(_SPACE).removesuffix(b"}").rstrip(_SPACE))

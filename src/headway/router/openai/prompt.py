@@ -20,6 +20,11 @@ _MEDIA: Final = (
 _NOT_TEXT: Final = frozenset({"role", "type", "content", "output", "id", "status"})
 _PLAIN: Final = frozenset({"role", "content"})
 """What most messages have, and no more."""
+_PARTS: Final = frozenset({dict, str})
+_TURNS: Final = frozenset({dict})
+_LONG_CHARS: Final = 256
+"""A text in a medium's description that is longer is the medium itself, or where it is."""
+_COMPACT: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _ROLE_END: Final = b"\x1e"
 _PART_END: Final = b"\x1f"
 
@@ -52,7 +57,12 @@ def prompt_of(kind: Kind, raw: dict[str, Any]) -> PromptText:
     if opening:
         writer.content(opening)
         writer.end()
-    for turn in turns if isinstance(turns, list) else [{"role": "user", "content": turns}]:
+    if not isinstance(turns, list):
+        turns = [{"role": "user", "content": turns}]
+    if not _TURNS.issuperset(map(type, turns)):
+        writer.data(turns)  # the engine will refuse it
+        return writer.prompt()
+    for turn in turns:
         writer.turn(turn)
     return writer.prompt()
 
@@ -112,14 +122,11 @@ class _Writer:
 
     def data(self, value: object) -> None:
         """Anything else that a chat template may print: tools, calls, odd values."""
-        self.text(json.dumps(value, separators=(",", ":")).encode("ascii"))
+        self.text(_COMPACT(value).encode("ascii"))
         self.end()
 
-    def turn(self, turn: object) -> None:
+    def turn(self, turn: dict[str, Any]) -> None:
         """One message, or one item of a Responses input."""
-        if not isinstance(turn, dict):
-            self.data(turn)
-            return
         role, content = str(turn.get("role") or turn.get("type") or ""), turn.get("content")
         self._pieces += (role.encode("utf-8", "surrogatepass"), _ROLE_END)
         if content is not None:
@@ -137,22 +144,37 @@ class _Writer:
         if isinstance(content, str):
             self.text(content.encode("utf-8", "surrogatepass"))
             return
-        if not isinstance(content, list):
+        if not isinstance(content, list) or not _PARTS.issuperset(map(type, content)):
             self.data(content)
             return
         for part in content:
-            text = part.get("text") if isinstance(part, dict) else part
+            text = part if isinstance(part, str) else part.get("text")
             if isinstance(text, str):
                 self.text(text.encode("utf-8", "surrogatepass"))
-            elif isinstance(part, dict) and part.get("type") in _MEDIA:
+            elif part.get("type") in _MEDIA:
                 self._media(part)
-            elif isinstance(part, dict) and "content" in part:
+            elif "content" in part:
                 self.turn(part)  # a tool's result, which may hold media
             else:
                 self.data(part)
 
     def _media(self, part: dict[str, Any]) -> None:
         """By its digest: as a file it may be megabytes, as a prompt it is some tokens."""
-        data = json.dumps(part, separators=(",", ":")).encode("ascii")
-        self._pieces.append(blake2b(data, digest_size=16).digest())
+        digest = blake2b(digest_size=16)
+        short = {
+            name: {key: _taken(each, digest) for key, each in value.items()}
+            if isinstance(value, dict)
+            else _taken(value, digest)
+            for name, value in part.items()
+        }
+        digest.update(_COMPACT(short).encode("ascii"))
+        self._pieces.append(digest.digest())
         self._size += MEDIA_BYTES
+
+
+def _taken(value: object, digest: blake2b) -> object:
+    """What is left to digest of a value: of a long text its length, for the text is taken in."""
+    if not isinstance(value, str) or len(value) <= _LONG_CHARS:
+        return value
+    digest.update(value.encode("utf-8", "surrogatepass"))
+    return len(value)

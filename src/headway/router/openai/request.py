@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from headway.router.openai.prompt import prompt_of
 from headway.router.wire.errors import BodyError, Kind
+from headway.router.wire.pieces import Body
 
 ENDPOINTS: Final[Mapping[str, Kind]] = {
     "/v1/chat/completions": "chat",
@@ -46,17 +47,33 @@ _DECODE: Final = json.JSONDecoder().raw_decode
 _SPACE: Final = " \t\n\r"
 
 
+class Large(NamedTuple):
+    """What of a large body can't be worked out on the event loop when it is needed.
+
+    chain: the names of its prefixes (`PrefixMap.chain`). prefix_bytes: of all of its prefix.
+    closing_bytes: its last ones, the brace that ends the object and white space beside it.
+    prefill: the prefill leg's body, empty if the request isn't to be split.
+    """
+
+    chain: tuple[int, ...]
+    prefix_bytes: int
+    closing_bytes: int
+    prefill: Body
+
+
 class Parsed(NamedTuple):
     """One request body.
 
     max_tokens: the answer's limit; None if the client left it to the engine.
-    prompt_bytes, prompt_token_ids, prefix: see `prompt.Prompt`.
+    prompt_bytes, prompt_token_ids, prefix: see `prompt.PromptText`.
+    exact: the engine will see just as many tokens.
     splittable: may be prefilled on one engine and decoded on another; why_not says what forbids
     it. ttft_slo_s, tpot_slo_s: the client's own limits (`vllm_xargs`), seconds.
     answers: how many the client asks for.
     raw: the body without the fields that were taken out; not to be changed.
     must_change: fields were taken out, so `body` isn't the client's own bytes.
     body: what an engine that serves the request whole is sent, the client's own bytes if it may.
+    large: of a body that was read beside the event loop; raw is empty then, and prefix begins it.
     """
 
     kind: Kind
@@ -66,6 +83,7 @@ class Parsed(NamedTuple):
     n: int
     prompt_bytes: int
     prompt_token_ids: int | None
+    exact: bool
     prefix: bytes
     splittable: bool
     why_not: str
@@ -74,11 +92,12 @@ class Parsed(NamedTuple):
     answers: int
     raw: dict[str, Any]
     must_change: bool
-    body: bytes
+    body: Body
+    large: Large | None = None
 
     def without_body(self) -> "Parsed":
         """What is known of it when no engine need be sent it any more."""
-        return self._replace(raw={}, body=b"", prefix=b"")
+        return self._replace(raw={}, body=b"", prefix=b"", large=None)
 
 
 def parse(path: str, body: bytes) -> Parsed:
@@ -87,7 +106,13 @@ def parse(path: str, body: bytes) -> Parsed:
     Raises BodyError for a body that isn't a JSON object or lacks its prompt.
     """
     kind = ENDPOINTS[path]
-    raw = _read(body)
+    try:
+        return _parsed(kind, body, _read(body))
+    except RecursionError:  # so many brackets can be read, just, but not written
+        raise _odd() from None
+
+
+def _parsed(kind: Kind, body: bytes, raw: dict[str, Any]) -> Parsed:
     _check(kind, raw)
     must_change = _strip(raw)
     ttft_slo_s = tpot_slo_s = None
@@ -109,6 +134,7 @@ def parse(path: str, body: bytes) -> Parsed:
         n=n,
         prompt_bytes=size,
         prompt_token_ids=token_ids,
+        exact=token_ids is not None and not raw.get("truncate_prompt_tokens"),
         prefix=prefix,
         splittable=not why_not,
         why_not=why_not,
@@ -139,11 +165,15 @@ def _read(body: bytes) -> dict[str, Any]:
         message = f"The body must be JSON: {error.msg} at character {error.pos}."
         raise BodyError(400, message, code="invalid_json") from None
     except (ValueError, RecursionError):  # a number of too many digits; too many brackets
-        message = "The body must be JSON with ordinary numbers and nesting."
-        raise BodyError(400, message, code="invalid_json") from None
+        raise _odd() from None
     if not isinstance(raw, dict):
         raise BodyError(400, "The body must be a JSON object.", code="invalid_json")
     return raw
+
+
+def _odd() -> BodyError:
+    message = "The body must be JSON with ordinary numbers and nesting."
+    return BodyError(400, message, code="invalid_json")
 
 
 def _decoded(text: str) -> object:

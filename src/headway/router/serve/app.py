@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from headway.core.admission import Refused
 from headway.core.routing.route import RETRY_AFTER_S
-from headway.router.openai import ENDPOINTS, BodyError, error_body, parse
+from headway.router.openai import ENDPOINTS, BodyError, error_body
 from headway.router.serve.browsers import admit
 from headway.router.serve.dispatch import Dispatch
 from headway.router.serve.generation import generate
@@ -17,6 +17,7 @@ from headway.router.serve.record import Record
 from headway.router.state.metrics import METRICS_TYPE
 from headway.router.state.service import Service
 from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.coding import whole_body
 from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import JSON_TYPE
 
@@ -99,8 +100,8 @@ class App:
     async def _dispatch(self, record: Record, path: str) -> Dispatch:
         """The request, read: nothing but this holds its body then. Raises BodyError."""
         service, request = self._service, record.request
-        body = await request.body(service.config.router.max_body_bytes, service.bodies)
-        parsed = parse(path, body)
+        body = await whole_body(request, service.config.router.max_body_bytes, service.bodies)
+        parsed = await service.reader.request(path, body, splits=service.may_split)
         if service.tokens is not None:
             parsed = await service.tokens.measured(parsed)
         service.retries.earn()

@@ -19,6 +19,7 @@ from headway.router.wire.engines.pool import (
     UpstreamError,
 )
 from headway.router.wire.http1 import Headers
+from headway.router.wire.pieces import Body
 
 _NO_CONNECTION: Final = "connect"
 _BREAKER_OPEN: Final = "breaker open"
@@ -117,7 +118,7 @@ class Leg:
         method: str,
         target: bytes,
         lines: bytes,
-        body: bytes | AsyncIterator[bytes],
+        body: Body | AsyncIterator[bytes],
         timeouts: Timeouts,
         *,
         length: int | None = None,
@@ -141,7 +142,7 @@ class Leg:
             raise self.broke(error) from error
         return self._call
 
-    async def read(self, call: Call, limit: int) -> bytes:
+    async def read(self, call: Call, limit: int) -> Body:
         """An answer's whole body. Raises LegFailed."""
         try:
             return await call.read(limit)

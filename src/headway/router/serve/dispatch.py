@@ -14,6 +14,7 @@ from headway.router.serve.record import Record
 from headway.router.serve.reply import Reply
 from headway.router.state.engine import EngineState
 from headway.router.wire.engines.pool import Call
+from headway.router.wire.pieces import Body, joined
 
 ERROR_LIMIT_BYTES: Final = 1 << 20
 
@@ -37,7 +38,9 @@ class Dispatch:
         if tokens is None:
             tokens = service.lengths.estimate(parsed.model, parsed.kind, parsed.prompt_bytes)
         limits = service.limits(tokens, parsed.ttft_slo_s, parsed.tpot_slo_s)
-        self._chain = service.prefixes.chain(parsed.prefix)
+        large = parsed.large
+        self._chain = large.chain if large else service.prefixes.chain(parsed.prefix)
+        prefix_bytes = large.prefix_bytes if large else len(parsed.prefix)
         self.view = RequestView(
             id=record.receipt.request_id,
             prompt_tokens=tokens,
@@ -45,8 +48,8 @@ class Dispatch:
             arrival_s=request.created_s,
             ttft_limit_s=limits.ttft_s,
             splittable=parsed.splittable,
-            cached_tokens=service.cached_tokens(self._chain, len(parsed.prefix), tokens),
-            exact=known is not None and not parsed.raw.get("truncate_prompt_tokens"),
+            cached_tokens=service.cached_tokens(self._chain, prefix_bytes, tokens),
+            exact=parsed.exact,
             kept_tokens=service.kept_tokens(tokens),
         )
         self.receipt = record.receipt
@@ -127,7 +130,7 @@ class Dispatch:
     async def send(
         self,
         leg: Leg,
-        body: bytes | AsyncIterator[bytes],
+        body: Body | AsyncIterator[bytes],
         *,
         length: int | None = None,
         streams: bool | None = None,
@@ -153,5 +156,5 @@ class Dispatch:
         )
         if call.status < 400:
             return call
-        answer = await leg.read(call, ERROR_LIMIT_BYTES)
+        answer = joined(await leg.read(call, ERROR_LIMIT_BYTES))
         raise leg.refused(call.status, call.headers, answer)

@@ -1,6 +1,5 @@
 """Whatever vLLM serves beside generation, passed on to one engine as it is."""
 
-import json
 import re
 from collections.abc import AsyncIterator
 from typing import Final
@@ -10,14 +9,16 @@ from headway.core.reliability.retry import Attempts
 from headway.core.routing.fallback import passed_on
 from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import BodyError
-from headway.router.openai.request import TRANSFER_FIELDS, dump
+from headway.router.openai.beside import BodyReader
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.state.engine import EngineState
 from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.coding import whole_body
 from headway.router.wire.engines.pool import Call, UpstreamError
 from headway.router.wire.errors import BodyTooLarge
 from headway.router.wire.headers import answer_lines
+from headway.router.wire.pieces import Body
 
 _PATHS: Final = re.compile(
     r"/(?:v[12]|cohere/v2)/.+|/(?:de)?tokenize|/tokenizer_info|/pooling|/classify|/score|/rerank"
@@ -25,8 +26,6 @@ _PATHS: Final = re.compile(
 )
 _KEPT: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _ODD: Final = re.compile(r"/\.{0,2}(?:/|$)|[^!-\[\]-~]")
-_MARKS: Final = (*(name.encode() for name in TRANSFER_FIELDS), b"\\u", b"\0")
-"""Without these bytes a body can't name a transfer field: \\u escapes, NUL stands for UTF-16."""
 
 
 def passes(path: str) -> bool:
@@ -56,14 +55,20 @@ class _Sent:
     whole: None for a body that passes as it comes, and once an answer has begun.
     """
 
-    def __init__(self, request: ClientRequest, limit: int, ceiling: ByteCeiling) -> None:
+    def __init__(
+        self, request: ClientRequest, limit: int, ceiling: ByteCeiling, reader: BodyReader
+    ) -> None:
         self._request = request
         self._limit = limit
         self._ceiling = ceiling
-        self.whole: bytes | None = None
+        self._reader = reader
+        self.whole: Body | None = None
 
     async def read(self) -> None:
-        """Read it if it may be JSON, without what clients may not say. Raises BodyError."""
+        """Read it if it may be JSON, without what clients may not say, or is compressed.
+
+        Raises BodyError.
+        """
         request = self._request
         if request.length == 0:
             self.whole = b""
@@ -71,10 +76,12 @@ class _Sent:
         if request.length is not None and request.length > self._limit:
             raise BodyTooLarge(self._limit)
         types = [value.lower() for name, value in request.headers if name == b"content-type"]
-        if not types or any(b"json" in value for value in types):
-            self.whole = _without_handoff(await request.body(self._limit, self._ceiling))
+        as_json = not types or any(b"json" in value for value in types)
+        if as_json or request.codings:
+            whole = await whole_body(request, self._limit, self._ceiling)
+            self.whole = await self._reader.passed(whole) if as_json else whole
 
-    def body(self) -> bytes | AsyncIterator[bytes]:
+    def body(self) -> Body | AsyncIterator[bytes]:
         """All of it, or it as it comes, which can be had once."""
         return self._stream() if self.whole is None else self.whole
 
@@ -90,7 +97,7 @@ class _Sent:
 async def _forward(record: Record) -> None:
     service, request = record.service, record.request
     limit = service.config.router.max_body_bytes
-    sent = _Sent(request, limit, service.bodies)
+    sent = _Sent(request, limit, service.bodies, service.reader)
     await sent.read()
     attempts: Attempts[LegFailed] = Attempts(service.retries)
     tried: list[str] = []
@@ -157,34 +164,3 @@ async def _answer(record: Record, call: Call) -> None:
         record.broke_off = True
         return
     request.finish()
-
-
-def _without_handoff(body: bytes) -> bytes:
-    """The same bytes, unless they name a field that makes engines connect elsewhere.
-
-    Some of these paths generate too, with fields in other places. Raises BodyError.
-    """
-    if not any(mark in body for mark in _MARKS):
-        return body
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        raise BodyError(400, "The body must be JSON.", code="invalid_json") from None
-    return dump(value) if _strip(value) else body
-
-
-def _strip(value: object) -> bool:
-    """Take the fields out at any depth; whether there was anything."""
-    found = False
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, dict):
-            named = [name for name in TRANSFER_FIELDS if name in each]
-            for name in named:
-                del each[name]
-            found = found or bool(named)
-            todo += each.values()
-        elif isinstance(each, list):
-            todo += each
-    return found

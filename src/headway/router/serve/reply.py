@@ -10,10 +10,8 @@ from headway.router.openai import (
     Parsed,
     answer_lines,
     error_body,
-    is_whole,
     stream_error,
     streams_events,
-    strip_answer,
 )
 from headway.router.openai.answers import AnswerError
 from headway.router.openai.stream import Opening, StreamCleaner, StreamTap
@@ -70,20 +68,24 @@ class Reply:
             await self._stream(leg, call, on_first, cleaner)
             return
         body = await leg.read(call, ANSWER_LIMIT_BYTES)
-        if not is_whole(body, framed=call.framed):
+        reader = self._service.reader
+        if not await reader.is_whole(body, framed=call.framed):
             raise leg.broke(CutShort("half an answer"), call.status)
         if on_first is not None:
             on_first()
         if clean:
             try:
-                body = strip_answer(body, cached_tokens=cached_tokens)
+                body = await reader.clean_answer(body, cached_tokens=cached_tokens)
             except AnswerError as error:
                 raise leg.broke(error, call.status) from error
         self._mark_first(leg)
         self._record.status = call.status
         lines = answer_lines(call.headers, rewritten=clean) + self._own_lines()
-        self._request.respond(call.status, (), body, lines=lines)
-        self._learn_usage(body)
+        if isinstance(body, bytes):
+            self._request.respond(call.status, (), body, lines=lines)
+        else:
+            await self._request.respond_pieces(call.status, body, lines=lines)
+        self._learn_usage(body if isinstance(body, bytes) else body.end(_USAGE_BYTES))
 
     async def _stream(
         self,

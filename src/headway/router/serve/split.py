@@ -19,11 +19,12 @@ from headway.core.handoff import (
 )
 from headway.core.routing.fallback import puller
 from headway.core.routing.route import Route
-from headway.router.openai import decode_body, handoff_params, is_whole, prefill_body
+from headway.router.openai import decode_body, prefill_body
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.dispatch import Dispatch
 from headway.router.state.engine import EngineState
 from headway.router.wire.engines.pool import Call, CutShort
+from headway.router.wire.pieces import Body, parts_of
 
 SAFE_SHARE: Final = 0.7
 """Share of its lease after which a handoff is dropped: the decode engine must still reach it."""
@@ -106,8 +107,8 @@ class Split:
                 # Its only token is due when a stream's first would be.
                 call = await dispatch.send(leg, prefill_body(dispatch.parsed), streams=True)
                 answer = await leg.read(call, PREFILL_ANSWER_BYTES)
-                params, tokens = handoff_params(answer)
-                if params is None and not is_whole(answer, framed=False):
+                params, tokens, whole = await self._service.reader.prefill_answer(answer)
+                if not whole:
                     raise leg.broke(CutShort("half an answer"), call.status)
                 leg.succeeded()
                 self._answered_s = now()
@@ -149,7 +150,7 @@ class Split:
         body = decode_body(self._dispatch.parsed, params)
         return await self._dispatch.send(leg, self._leaving(body), length=len(body))
 
-    async def _leaving(self, body: bytes) -> AsyncIterator[bytes]:
+    async def _leaving(self, body: Body) -> AsyncIterator[bytes]:
         """The decode leg's body, asked for once its connection stands.
 
         So an engine that can't be reached doesn't cost the handoff, and what waited too long for
@@ -161,7 +162,8 @@ class Split:
             raise _TooLate(late)
         handoff_s = now_s - self._answered_s
         self._dispatch.receipt.handoff_s = handoff_s
-        yield body
+        for part in parts_of(body):
+            yield part
 
     def _puller(self) -> EngineState | None:
         """A decode engine for the handoff; None if there is none left."""

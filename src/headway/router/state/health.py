@@ -19,6 +19,7 @@ from headway.router.wire.engines.pool import (
     TotalTimeout,
     UpstreamError,
 )
+from headway.router.wire.pieces import joined
 
 STARTING_S: Final = 1.0
 """Between checks of an engine that hasn't been up yet."""
@@ -126,7 +127,7 @@ class Checker:
         timeouts = Timeouts(limit_s, limit_s, limit_s, 2 * limit_s)
         try:
             call = await upstream.send("GET", target, self._lines(), b"", timeouts)
-            body = await call.read(METRICS_LIMIT_BYTES)
+            body = joined(await call.read(METRICS_LIMIT_BYTES))
         except _UNHEARD:
             return HealthCheck.SILENT
         except UpstreamError:

@@ -24,6 +24,7 @@ from headway.core.routing.route import Route
 from headway.core.routing.strategies import STRATEGY_BY_NAME
 from headway.core.routing.views import NOTHING_CACHED, PoolView, RequestView
 from headway.core.slo import Limits, Slo
+from headway.router.openai.beside import BodyReader
 from headway.router.openai.token_counter import TokenCounter
 from headway.router.state.engine import EngineState, PoolState
 from headway.router.state.health import Checker
@@ -62,6 +63,7 @@ class Service:
         self.log = log
         self._names = names or Names(say=say)
         self.metrics = Metrics()
+        self.reader = BodyReader(say)
         self.lengths = LengthEstimator()
         self.tokens: TokenCounter | None = None
         self.prefixes = PrefixMap()
@@ -159,6 +161,7 @@ class Service:
     async def stop(self) -> None:
         """Stop watching, close connections at rest. Releases under way may end."""
         self._watching = False
+        self.reader.stop()
         if self.tokens is not None:
             self.tokens.close()
         checks = list(self._checks.values())
@@ -197,6 +200,11 @@ class Service:
         """Whether a request could be served now."""
         now_s = self.now()
         return any(e.ready(now_s) and e.pool.role != "prefill" for e in self.engines.values())
+
+    @property
+    def may_split(self) -> bool:
+        """Whether a request may be wanted in two legs."""
+        return any(pool.role == "decode" for pool in self.pools)
 
     def limits(
         self, prompt_tokens: int, own_ttft_s: float | None, own_tpot_s: float | None

@@ -52,6 +52,7 @@ class ClientConnection(asyncio.Protocol):
         "_head",
         "_hub",
         "_keep",
+        "_later",
         "_linger_until_s",
         "_lingering",
         "_look_s",
@@ -74,6 +75,7 @@ class ClientConnection(asyncio.Protocol):
         self._chunks: ChunkedReader | None = None
         self._expected = 0  # bytes of the body still to come
         self._backlog = b""
+        self._later = b""  # bytes that have come and are read in a moment
         self._keep = True  # as far as the request in progress says
         self._reading = True
         self._lingering = self._closing = self._full = False
@@ -201,7 +203,12 @@ class ClientConnection(asyncio.Protocol):
                     self._backlog = data
                     return
                 else:
-                    data = self._read_body(self._request, data)
+                    step = data if self._chunks is None else self._chunks.step(data)
+                    rest = self._read_body(self._request, step)
+                    if len(step) < len(data):
+                        self._put_off(rest + data[len(step) :])
+                        return
+                    data = rest
         except BadRequest as error:
             request = self._request
             if request is None:
@@ -213,6 +220,18 @@ class ClientConnection(asyncio.Protocol):
                 self._expected = 0
                 self._closing = True  # where the next request begins is unknown
                 request.fail_body(BodyMalformed(error.message))
+
+    def _put_off(self, data: bytes) -> None:
+        """Others have their turn before this is read."""
+        self._later = data
+        self._pause()
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        data, self._later = self._later, b""
+        self._resume()
+        if self._transport is not None:
+            self.data_received(data)
 
     def _read_head(self, data: bytes) -> bytes:
         waiting = not self._head.started
@@ -328,10 +347,11 @@ class ClientConnection(asyncio.Protocol):
             self._arm(self._look_s)
 
     def _resume(self) -> None:
-        if not self._reading and self._transport is not None and not self._transport.is_closing():
+        transport = self._transport
+        if not (self._reading or self._later or transport is None or transport.is_closing()):
             self._reading = True
             self._look_s = inf
-            self._transport.resume_reading()
+            transport.resume_reading()
 
     # Time: one timer, set again only when something is due before it.
 

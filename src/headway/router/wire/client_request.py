@@ -11,6 +11,7 @@ from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import Headers, RequestHead, chunk, date_line, status_line
 from headway.router.wire.http1 import lines as lines_of
 from headway.router.wire.interfaces import ClientLink
+from headway.router.wire.pieces import Body, append, gathered, parts_of
 
 HOLD_BYTES: Final = 262_144
 """Body bytes kept for a reader that isn't asking, and answer bytes kept for a slow client."""
@@ -23,7 +24,7 @@ class ClientRequest:
     """A request and the means to answer it.
 
     method, path (undecoded, without query), query, headers (names lower-case; without
-    Content-Length), peer (address).
+    Content-Length), codings (of its body's content), peer (address).
     length: of the body in bytes; None if it comes in chunks.
     created_s: monotonic time at which the head was complete.
     started, finished: how far the answer is.
@@ -54,6 +55,7 @@ class ClientRequest:
         "_size",
         "_waiter",
         "_wake_above",
+        "codings",
         "created_s",
         "cross_origin",
         "finished",
@@ -75,6 +77,7 @@ class ClientRequest:
         self.path = head.path
         self.query = head.query
         self.headers = head.headers
+        self.codings = head.codings
         self.http10 = head.http10
         self.peer = peer
         self.created_s = time.monotonic()
@@ -99,7 +102,7 @@ class ClientRequest:
         self._left = 0
         self._held = b""
 
-    async def body(self, limit: int, ceiling: ByteCeiling | None = None) -> bytes:
+    async def body(self, limit: int, ceiling: ByteCeiling | None = None) -> Body:
         """The whole body.
 
         ceiling: counts the body, from its first byte until the answer begins: who asks for it
@@ -121,7 +124,7 @@ class ClientRequest:
         self._check_sound()
         if self._size > limit:
             raise BodyTooLarge(limit)
-        return self._take()
+        return gathered(self._taken())
 
     async def stream_body(self, ceiling: ByteCeiling | None = None) -> AsyncIterator[bytes]:
         """The body as it comes. The client is held back while the caller is busy.
@@ -134,15 +137,21 @@ class ClientRequest:
         self._ask(HOLD_BYTES)
         while True:
             if self._parts:
-                data = self._take()
+                parts = self._taken()
                 self._uncount()
                 self._link.want_body()
-                yield data
+                for part in parts:
+                    yield part
             elif self._complete:
                 self._check_sound()
                 return
             else:
                 await self._more(0)
+
+    def hold(self, size: int) -> None:
+        """Counts what is made of the body as the body is counted. Raises BodiesFull."""
+        self._count(size)
+        self._check_sound()
 
     def start(
         self,
@@ -259,6 +268,14 @@ class ClientRequest:
         self._left = 0
         self.finish()
 
+    async def respond_pieces(self, status: int, body: Body, *, lines: bytes) -> None:
+        """A whole answer, however large; see `start`. Others have their turn between pieces."""
+        self.start(status, length=len(body), lines=lines)
+        for part in parts_of(body):
+            self.write(part)
+            await asyncio.sleep(0)
+        self.finish()
+
     def abort(self) -> None:
         """Cuts the connection, so that a truncated answer looks truncated."""
         self.flush()
@@ -298,7 +315,7 @@ class ClientRequest:
         """More of the body."""
         if self._failure is not None:
             return
-        self._parts.append(data)
+        append(self._parts, data)
         self._size += len(data)
         self._count(len(data))
         if self._size > self._wake_above:
@@ -384,9 +401,7 @@ class ClientRequest:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _take(self) -> bytes:
-        parts = self._parts
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+    def _taken(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
         self._size = 0
-        return data
+        return parts

@@ -48,6 +48,10 @@ class BodyError(HeadwayError):
         self.param = param
         self.code = code
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled as what it was made of."""
+        return BodyError, (self.status, self.message, self.param, self.code)
+
 
 def error_body(
     status: int,

@@ -11,6 +11,7 @@ CLIENT_HEADERS_DROPPED: Final = frozenset(
     {
         *_FRAMING,
         *(b"host", b"accept-encoding", b"x-request-id"),
+        b"content-encoding",  # undone here
         # The client's credentials are for the router; the engines have a key of their own.
         *(b"authorization", b"x-api-key", b"api-key", b"cookie"),
         # vLLM sends a request to the data-parallel rank that this names.

@@ -80,6 +80,7 @@ class RequestHead(NamedTuple):
 
     path: undecoded, without the query; slashes at its end are left out, several in a row are one.
     query: without the question mark.
+    codings: of its content, lower-case, in the order in which they were applied.
     headers: without Content-Length. length: of the body in bytes; None if it comes in chunks.
     """
 
@@ -91,6 +92,7 @@ class RequestHead(NamedTuple):
     keep_alive: bool
     length: int | None
     expects_continue: bool
+    codings: tuple[bytes, ...] = ()
 
 
 class HeadReader:
@@ -183,6 +185,7 @@ def _parse(raw: bytes) -> RequestHead:
         b"keep-alive" in options if http10 else b"close" not in options,
         _length(fields, http10=http10),
         not http10 and _expects_continue(fields.get(b"expect")),
+        _codings(headers),
     )
 
 
@@ -224,6 +227,11 @@ def _length(fields: dict[bytes, bytes], *, http10: bool) -> int | None:
     if coding.lower() != b"chunked":
         raise BadRequest(501, "the only transfer coding supported is chunked, once")
     return None
+
+
+def _codings(headers: Headers) -> tuple[bytes, ...]:
+    listed = b",".join([value for name, value in headers if name == b"content-encoding"])
+    return tuple([coding for coding in tokens(listed) if coding != b"identity"])
 
 
 def _expects_continue(expected: bytes | None) -> bool:
@@ -297,6 +305,10 @@ _FRAMING_SLACK_BYTES: Final = 65_536
 """Bytes of chunk framing and trailers a body may have beyond 16 times its data."""
 
 
+_STEP_BYTES: Final = 16_384
+_STEP_LINES: Final = 4_096
+
+
 class Parser(Protocol):
     """What is used of llhttp's parser of requests."""
 
@@ -316,6 +328,14 @@ class ChunkedReader:
         self.done = False
         self._parser: Parser | None = httptools.HttpRequestParser(self)
         self._parser.feed_data(b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+
+    def step(self, data: bytes) -> bytes:
+        """How much of these bytes may be fed at once: a few where there is hardly anything but
+        line ends, each of which is looked at.
+        """
+        if len(data) <= _STEP_BYTES or data.count(b"\r\n") <= _STEP_LINES:
+            return data
+        return data[:_STEP_BYTES]
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """The data in these bytes, and what follows the body (empty before its end).

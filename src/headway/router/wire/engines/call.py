@@ -1,7 +1,7 @@
 """One call to an engine: its answer, its limits in time, and how it can fail."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, Callable
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,6 +17,7 @@ from headway.router.wire.failures import (
 )
 from headway.router.wire.http1 import Field, chunk
 from headway.router.wire.interfaces import Carrier, Sink, Tap
+from headway.router.wire.pieces import Body, append, gathered
 
 if TYPE_CHECKING:
     from headway.router.wire.fast_path import Passing
@@ -108,7 +109,7 @@ class Call:
         """Whether the answer says where its body ends, so that the connection's end doesn't."""
         return self.length is not None or b"transfer-encoding" in dict(self.headers)
 
-    async def read(self, limit: int) -> bytes:
+    async def read(self, limit: int) -> Body:
         """The whole body.
 
         Raises UpstreamDied, FirstByteTimeout, IdleTimeout, TotalTimeout, BadUpstream, TooLarge;
@@ -120,8 +121,7 @@ class Call:
         elif self._paused:
             self._resume()
         await self._finished()
-        parts = self._parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return gathered(self._parts)
 
     async def pump(
         self, client: Sink, tap: Tap | None = None, begin: Callable[[bytes], bytes] | None = None
@@ -178,7 +178,7 @@ class Call:
         self._first_by_s = self._loop.time() + self._timeouts.first_byte_s
         self._arm()
 
-    def upload(self, head: bytes, body: AsyncIterator[bytes], length: int | None) -> None:
+    def upload(self, head: bytes, body: AsyncIterable[bytes], length: int | None) -> None:
         """Sends a body as it comes, beside waiting for the answer. length: None for chunks."""
         self._arm()
         self._upload = self._loop.create_task(self._send_parts(head, body, length))
@@ -229,7 +229,7 @@ class Call:
         if self._sink is not None:
             self._deliver(self._sink, data, self._came_s)
             return
-        self._parts.append(data)
+        append(self._parts, data)
         self._size += len(data)
         if self._size > self.limit_bytes:
             if self._done is not None:
@@ -314,7 +314,7 @@ class Call:
             self._connection.resume()
 
     async def _send_parts(
-        self, head: bytes, body: AsyncIterator[bytes], length: int | None
+        self, head: bytes, body: AsyncIterable[bytes], length: int | None
     ) -> None:
         connection = self._connection
         limit_s = self._timeouts.idle_s if self._timeouts.idle_s < inf else None

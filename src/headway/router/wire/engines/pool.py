@@ -35,6 +35,7 @@ from headway.router.wire.failures import (
     UpstreamError,
 )
 from headway.router.wire.interfaces import Departing, Sink
+from headway.router.wire.pieces import Body, Pieces
 
 __all__ = [
     "BadUpstream",
@@ -119,7 +120,7 @@ class UpstreamPool:
         method: str,
         target: bytes,
         lines: bytes,
-        body: bytes | AsyncIterator[bytes],
+        body: Body | AsyncIterator[bytes],
         timeouts: Timeouts,
         *,
         length: int | None = None,
@@ -132,8 +133,8 @@ class UpstreamPool:
         length: of a body that is an iterator (chunked without one).
         client: if it leaves meanwhile, or the caller is cancelled, the call is aborted.
         resend: a connection that was used before may die because the engine closed it just then.
-        If nothing of an answer came, a request whose body is bytes goes out once more on a fresh
-        one. False: it must not reach the engine twice; see `UpstreamError.sent_on_reused`.
+        If nothing of an answer came, a request whose body is no iterator goes out once more on a
+        fresh one. False: it must not reach the engine twice; see `UpstreamError.sent_on_reused`.
 
         Raises UpstreamError (UpstreamDied with before_head), ClientGone, what the iterator raises.
         """
@@ -149,7 +150,7 @@ class UpstreamPool:
                 _send(call, connection, head, body, length)
                 await call.wait_head()
             except UpstreamDied as error:
-                if not (resend and isinstance(body, bytes) and error.sent_on_reused):
+                if not (resend and isinstance(body, Body) and error.sent_on_reused):
                     raise
                 connection = None
             except BaseException:
@@ -268,12 +269,12 @@ class UpstreamPool:
         method: str,
         target: bytes,
         lines: bytes,
-        body: bytes | AsyncIterator[bytes],
+        body: Body | AsyncIterator[bytes],
         length: int | None,
     ) -> bytes:
         if _METHOD.fullmatch(method) is None or _TARGET.fullmatch(target) is None:
             raise ValueError(f"not a request line: {method} {target!r}")
-        if isinstance(body, bytes):
+        if isinstance(body, Body):
             length = len(body)
         framing = b""
         if length is None:
@@ -306,13 +307,13 @@ def _send(
     call: Call,
     connection: Connection,
     head: bytes,
-    body: bytes | AsyncIterator[bytes],
+    body: Body | AsyncIterator[bytes],
     length: int | None,
 ) -> None:
     if call.over:
         return  # the client has left
     if not isinstance(body, bytes):
-        call.upload(head, body, length)
+        call.upload(head, body, len(body) if isinstance(body, Pieces) else length)
         return
     if len(body) <= _ONE_WRITE_BYTES:
         connection.write(head + body)

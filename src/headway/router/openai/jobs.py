@@ -1,0 +1,122 @@
+"""What is done with bodies, small or large.
+
+A job takes one body and small arguments and returns a value without bodies, and the bodies it
+made, so that `beside.py` can have it done in another process just as here.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from headway.core.routing.prefixes import PrefixMap
+from headway.router.openai.answers import handoff_params, is_whole, strip_answer
+from headway.router.openai.legs import closing_bytes, prefill_body
+from headway.router.openai.request import TRANSFER_FIELDS, Large, dump, parse
+from headway.router.openai.token_counter import SAMPLE_BYTES
+from headway.router.wire.errors import BodyError
+from headway.router.wire.pieces import Body, joined
+
+LIGHT_BYTES: Final = 16_384
+"""A body up to this size is read at once, whatever it holds."""
+LIGHT_VALUES: Final = 8_000
+"""A larger one, if it is one object and has no more values than this: each takes up to a
+microsecond."""
+MODEL_CHARS: Final = 1_024
+"""Of a large body's model. No engine has one with a longer name."""
+_NO_PREFILL: Final = "no engine to prefill a body of this size"
+_MARKS: Final = (*(name.encode() for name in TRANSFER_FIELDS), b"\\u", b"\0")
+"""Without these bytes a body can't name a transfer field: \\u escapes, NUL stands for UTF-16."""
+
+Done = tuple[Any, list[bytes]]
+
+
+def is_light(body: Body) -> bool:
+    """Whether it can be read on the event loop: in less than 10 ms, whatever it holds."""
+    if not isinstance(body, bytes):
+        return False
+    if len(body) <= LIGHT_BYTES:
+        return True
+    # Every value stands behind one of these, or behind the colon of a name that does.
+    return body.count(b",") + body.count(b"[") + body.count(b"{") <= LIGHT_VALUES
+
+
+def large_request(body: bytes, path: str, *, splits: bool) -> Done:
+    """A `Parsed` without bodies; then the body for one engine where it had to change, or nothing,
+    and that of a prefill leg, or nothing. Raises BodyError.
+
+    splits: the router may want to split it.
+    """
+    parsed = parse(path, body)
+    split = splits and parsed.splittable
+    large = Large(
+        PrefixMap().chain(parsed.prefix),
+        len(parsed.prefix),
+        closing_bytes(joined(parsed.body)),
+        b"",
+    )
+    small = parsed._replace(
+        model=parsed.model[:MODEL_CHARS],
+        prefix=parsed.prefix[:SAMPLE_BYTES],
+        splittable=split,
+        why_not=parsed.why_not or ("" if split else _NO_PREFILL),
+        raw={},
+        body=b"",
+        large=large,
+    )
+    changed = joined(parsed.body) if parsed.must_change else b""
+    return small, [changed, joined(prefill_body(parsed)) if split else b""]
+
+
+def passed_request(body: bytes) -> Done:
+    """Whether a body that passes through had to change, and what it is then.
+
+    It is the same bytes unless it names a field that makes engines connect elsewhere: some of
+    these paths generate too, with fields in other places. Raises BodyError.
+    """
+    if not any(mark in body for mark in _MARKS):
+        return False, []
+    try:
+        value = json.loads(body)
+        return (True, [dump(value)]) if _strip(value) else (False, [])
+    except (ValueError, RecursionError):
+        raise BodyError(400, "The body must be JSON.", code="invalid_json") from None
+
+
+def prefill_answer(body: bytes) -> Done:
+    """A prefill leg's handoff parameters and count of prompt tokens, and whether it is whole."""
+    params, tokens = handoff_params(body)
+    return (params, tokens, params is not None or is_whole(body, framed=False)), []
+
+
+def whole_answer(body: bytes) -> Done:
+    """Whether an answer of which nothing says where it ends is all there."""
+    return is_whole(body, framed=False), []
+
+
+def clean_answer(body: bytes, *, cached_tokens: int | None) -> Done:
+    """Whether an answer had to change, and what it is then. Raises AnswerError."""
+    clean = strip_answer(body, cached_tokens=cached_tokens)
+    return (False, []) if clean is body else (True, [clean])
+
+
+JOBS: Final[Mapping[str, Callable[..., Done]]] = {
+    job.__name__: job
+    for job in (large_request, passed_request, prefill_answer, whole_answer, clean_answer)
+}
+
+
+def _strip(value: object) -> bool:
+    """Take the fields out at any depth; whether there was anything."""
+    found = False
+    todo = [value]
+    while todo:
+        each = todo.pop()
+        if isinstance(each, dict):
+            named = [name for name in TRANSFER_FIELDS if name in each]
+            for name in named:
+                del each[name]
+            found = found or bool(named)
+            todo += each.values()
+        elif isinstance(each, list):
+            todo += each
+    return found

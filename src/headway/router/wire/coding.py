@@ -1,0 +1,75 @@
+"""Request bodies that come compressed.
+
+Engines read them as they are written, so the router undoes what clients do to them.
+"""
+
+import asyncio
+import zlib
+from typing import Final
+
+from headway.core.admission import ByteCeiling
+from headway.router.wire.client_request import ClientRequest
+from headway.router.wire.errors import BodyError, BodyTooLarge
+from headway.router.wire.pieces import Body, append, gathered, parts_of
+
+_GZIP: Final = frozenset({b"gzip", b"x-gzip"})
+_GZIP_BITS: Final = 31
+"""zlib's word for a gzip header and the largest window."""
+_SLICE_BYTES: Final = 1 << 18
+
+
+class CodingUnsupported(BodyError):  # noqa: N818 - the name says what happened
+    """The body is compressed in a way that the router can't undo."""
+
+    headers = ((b"accept-encoding", b"gzip"),)
+
+    def __init__(self, codings: tuple[bytes, ...]) -> None:
+        said = b", ".join(codings)[:64].decode("latin-1")
+        super().__init__(
+            415, f"a body with Content-Encoding {said} can't be read; send it as it is, or gzip"
+        )
+
+
+async def whole_body(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> Body:
+    """A request's body, uncompressed; limit and ceiling are for that too.
+
+    Raises CodingUnsupported, BodyError for what isn't one gzip stream, and what
+    `ClientRequest.body` raises.
+    """
+    codings = request.codings if request.length != 0 else ()
+    if len(codings) > 1 or not _GZIP.issuperset(codings):
+        raise CodingUnsupported(codings)
+    body = await request.body(limit, ceiling)
+    return await _inflated(request, body, limit) if codings else body
+
+
+async def _inflated(request: ClientRequest, body: Body, limit: int) -> Body:
+    inflate = zlib.decompressobj(_GZIP_BITS)
+    parts: list[bytes] = []
+    size = 0
+    waiting = [*parts_of(body)][::-1]
+    while waiting:
+        if inflate.eof:
+            raise _malformed("goes on behind its gzip stream")
+        try:
+            data = inflate.decompress(waiting.pop(), _SLICE_BYTES)
+        except zlib.error:
+            raise _malformed("is no gzip stream") from None
+        size += len(data)
+        if size > limit:
+            raise BodyTooLarge(limit)
+        request.hold(len(data))
+        append(parts, data)
+        if inflate.unused_data:
+            waiting.append(inflate.unused_data)
+        elif inflate.unconsumed_tail or len(data) == _SLICE_BYTES:
+            waiting.append(inflate.unconsumed_tail)  # or nothing more but what zlib still holds
+        if waiting:
+            await asyncio.sleep(0)  # others have their turn
+    if not inflate.eof:
+        raise _malformed("ends before its gzip stream does")
+    return gathered(parts)
+
+
+def _malformed(what: str) -> BodyError:
+    return BodyError(400, f"The body {what}.", code="invalid_gzip")
