@@ -101,6 +101,7 @@ def test_a_body_that_passes_as_it_comes_counts_while_it_is_held():
     run(main)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("split", "path"),
     [(False, PATHS[0]), (True, PATHS[0]), (False, "/inference/v1/generate")],
@@ -158,6 +159,7 @@ def test_an_upload_that_is_too_slow_gives_back_what_it_holds(how):
     run(main)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("secret", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("split", [False, True], ids=["one leg", "two legs"])

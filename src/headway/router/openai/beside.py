@@ -14,6 +14,7 @@ from typing import Any, Final
 from headway.core.errors import HeadwayError
 from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import jobs
+from headway.router.openai.answers import is_whole
 from headway.router.openai.job_process import HEAD, READY
 from headway.router.openai.request import Parsed, parse
 from headway.router.wire.errors import BodyError
@@ -22,6 +23,7 @@ from headway.router.wire.pieces import Body, gathered, joined, parts_of
 LANE_BYTES: Final = 1 << 22
 """Bodies up to this size don't wait for larger ones."""
 _READ_BYTES: Final = 1 << 18
+_END_BYTES: Final = 4_096
 COMMAND: Final = (sys.executable, "-m", "headway.router.openai.job_process")
 _TRIES: Final = 2
 
@@ -86,8 +88,7 @@ class BodyReader:
     async def is_whole(self, body: Body, *, framed: bool) -> bool:
         """Whether an answer is all there; see `answers.is_whole`."""
         if framed:
-            end = body if isinstance(body, bytes) else body.end(_READ_BYTES)
-            return jobs.is_whole(end, framed=True)
+            return is_whole(body if isinstance(body, bytes) else body.end(_END_BYTES), framed=True)
         return bool((await self._do(jobs.whole_answer, body))[0])
 
     async def clean_answer(self, body: Body, *, cached_tokens: int | None) -> Body:
@@ -157,11 +158,11 @@ class _Lane:
         """End the process, if there is one."""
         process, self._process = self._process, None
         link, self._link = self._link, None
-        if link is not None:
-            link[1].transport.abort()
         if process is not None:
             process.kill()
             process.wait()
+        if link is not None:
+            link[1].transport.abort()
 
     async def _once(self, job: bytes, body: Body) -> tuple[Any, list[Body]]:
         reader, writer = self._link or await self._start()

@@ -1,5 +1,6 @@
 """The client's side of a generating request: what it is answered, and what that looked like."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Final, cast
@@ -83,9 +84,14 @@ class Reply:
         lines = answer_lines(call.headers, rewritten=clean) + self._own_lines()
         if isinstance(body, bytes):
             self._request.respond(call.status, (), body, lines=lines)
-        else:
-            await self._request.respond_pieces(call.status, body, lines=lines)
-        self._learn_usage(body if isinstance(body, bytes) else body.end(_USAGE_BYTES))
+            self._learn_usage(body)
+            return
+        self._request.start(call.status, length=len(body), lines=lines)
+        for part in body.parts:
+            self._request.write(part)
+            await asyncio.sleep(0)  # others have their turn
+        self._request.finish()
+        self._learn_usage(body.end(_USAGE_BYTES))
 
     async def _stream(
         self,

@@ -206,7 +206,9 @@ class ClientConnection(asyncio.Protocol):
                     step = data if self._chunks is None else self._chunks.step(data)
                     rest = self._read_body(self._request, step)
                     if len(step) < len(data):
-                        self._put_off(rest + data[len(step) :])
+                        self._later = rest + data[len(step) :]
+                        self._pause()
+                        self._loop.call_soon(self._go_on)  # others have their turn before
                         return
                     data = rest
         except BadRequest as error:
@@ -221,17 +223,10 @@ class ClientConnection(asyncio.Protocol):
                 self._closing = True  # where the next request begins is unknown
                 request.fail_body(BodyMalformed(error.message))
 
-    def _put_off(self, data: bytes) -> None:
-        """Others have their turn before this is read."""
-        self._later = data
-        self._pause()
-        self._loop.call_soon(self._go_on)
-
     def _go_on(self) -> None:
         data, self._later = self._later, b""
         self._resume()
-        if self._transport is not None:
-            self.data_received(data)
+        self.data_received(data)
 
     def _read_head(self, data: bytes) -> bytes:
         waiting = not self._head.started

@@ -11,7 +11,7 @@ from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import Headers, RequestHead, chunk, date_line, status_line
 from headway.router.wire.http1 import lines as lines_of
 from headway.router.wire.interfaces import ClientLink
-from headway.router.wire.pieces import Body, append, gathered, parts_of
+from headway.router.wire.pieces import Body, append, gathered
 
 HOLD_BYTES: Final = 262_144
 """Body bytes kept for a reader that isn't asking, and answer bytes kept for a slow client."""
@@ -266,14 +266,6 @@ class ClientRequest:
         if not self._mute:
             self._held += body
         self._left = 0
-        self.finish()
-
-    async def respond_pieces(self, status: int, body: Body, *, lines: bytes) -> None:
-        """A whole answer, however large; see `start`. Others have their turn between pieces."""
-        self.start(status, length=len(body), lines=lines)
-        for part in parts_of(body):
-            self.write(part)
-            await asyncio.sleep(0)
         self.finish()
 
     def abort(self) -> None:

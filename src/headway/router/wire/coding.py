@@ -62,8 +62,8 @@ async def _inflated(request: ClientRequest, body: Body, limit: int) -> Body:
         append(parts, data)
         if inflate.unused_data:
             waiting.append(inflate.unused_data)
-        elif inflate.unconsumed_tail or len(data) == _SLICE_BYTES:
-            waiting.append(inflate.unconsumed_tail)  # or nothing more but what zlib still holds
+        elif not inflate.eof and (inflate.unconsumed_tail or len(data) == _SLICE_BYTES):
+            waiting.append(inflate.unconsumed_tail)  # empty: there may be more in zlib's hands
         if waiting:
             await asyncio.sleep(0)  # others have their turn
     if not inflate.eof:

@@ -305,8 +305,8 @@ _FRAMING_SLACK_BYTES: Final = 65_536
 """Bytes of chunk framing and trailers a body may have beyond 16 times its data."""
 
 
-_STEP_BYTES: Final = 16_384
-_STEP_LINES: Final = 4_096
+_STEP_BYTES: Final = 8_192
+_STEP_LINES: Final = 2_048
 
 
 class Parser(Protocol):
