@@ -175,12 +175,9 @@ class TestMedia:
 
     def test_brackets_that_can_be_read_and_not_written_are_refused(self):
         """At every depth it is one of both."""
-        refused = 0
-        for depth in range(1, 1_200, 7):
-            body = b'{"messages":[],"tools":' + b"[" * depth + b"]" * depth + b"}"
-            try:
-                parse(CHAT, body)
-            except BodyError as error:
-                assert error.status == 400
-                refused += 1
+        bodies = [
+            b'{"messages":[],"tools":' + b"[" * depth + b"]" * depth + b"}"
+            for depth in range(1, 1_200, 7)
+        ]
+        refused = sum(not hasattr(outcome(parse, CHAT, body), "raw") for body in bodies)
         assert 0 < refused < 100

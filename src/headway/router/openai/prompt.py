@@ -20,8 +20,6 @@ _MEDIA: Final = (
 _NOT_TEXT: Final = frozenset({"role", "type", "content", "output", "id", "status"})
 _PLAIN: Final = frozenset({"role", "content"})
 """What most messages have, and no more."""
-_PARTS: Final = frozenset({dict, str})
-_TURNS: Final = frozenset({dict})
 _LONG_CHARS: Final = 256
 """A text in a medium's description that is longer is the medium itself, or where it is."""
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -59,10 +57,10 @@ def prompt_of(kind: Kind, raw: dict[str, Any]) -> PromptText:
         writer.end()
     if not isinstance(turns, list):
         turns = [{"role": "user", "content": turns}]
-    if not _TURNS.issuperset(map(type, turns)):
-        writer.data(turns)  # the engine will refuse it
-        return writer.prompt()
-    for turn in turns:
+    for index, turn in enumerate(turns):
+        if not isinstance(turn, dict):
+            writer.data(turns[index:])  # the engine will refuse them
+            break
         writer.turn(turn)
     return writer.prompt()
 
@@ -144,13 +142,16 @@ class _Writer:
         if isinstance(content, str):
             self.text(content.encode("utf-8", "surrogatepass"))
             return
-        if not isinstance(content, list) or not _PARTS.issuperset(map(type, content)):
+        if not isinstance(content, list):
             self.data(content)
             return
-        for part in content:
-            text = part if isinstance(part, str) else part.get("text")
+        for index, part in enumerate(content):
+            text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
                 self.text(text.encode("utf-8", "surrogatepass"))
+            elif not isinstance(part, dict):
+                self.data(content[index:])  # the engine will refuse them
+                break
             elif part.get("type") in _MEDIA:
                 self._media(part)
             elif "content" in part:

@@ -5,6 +5,7 @@ Engines read them as they are written, so the router undoes what clients do to t
 
 import asyncio
 import zlib
+from collections.abc import Awaitable
 from typing import Final
 
 from headway.core.admission import ByteCeiling
@@ -30,27 +31,27 @@ class CodingUnsupported(BodyError):  # noqa: N818 - the name says what happened
         )
 
 
-async def whole_body(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> Body:
+def whole_body(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> Awaitable[Body]:
     """A request's body, uncompressed; limit and ceiling are for that too.
 
     Raises CodingUnsupported, BodyError for what isn't one gzip stream, and what
     `ClientRequest.body` raises.
     """
-    codings = request.codings if request.length != 0 else ()
-    if len(codings) > 1 or not _GZIP.issuperset(codings):
+    codings = request.codings
+    if not codings or request.length == 0:
+        return request.body(limit, ceiling)
+    if len(codings) > 1 or codings[0] not in _GZIP:
         raise CodingUnsupported(codings)
+    return _inflated(request, limit, ceiling)
+
+
+async def _inflated(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> Body:
     body = await request.body(limit, ceiling)
-    return await _inflated(request, body, limit) if codings else body
-
-
-async def _inflated(request: ClientRequest, body: Body, limit: int) -> Body:
     inflate = zlib.decompressobj(_GZIP_BITS)
     parts: list[bytes] = []
     size = 0
     waiting = [*parts_of(body)][::-1]
-    while waiting:
-        if inflate.eof:
-            raise _malformed("goes on behind its gzip stream")
+    while waiting and not inflate.eof:
         try:
             data = inflate.decompress(waiting.pop(), _SLICE_BYTES)
         except zlib.error:
@@ -60,14 +61,14 @@ async def _inflated(request: ClientRequest, body: Body, limit: int) -> Body:
             raise BodyTooLarge(limit)
         request.hold(len(data))
         append(parts, data)
-        if inflate.unused_data:
-            waiting.append(inflate.unused_data)
-        elif not inflate.eof and (inflate.unconsumed_tail or len(data) == _SLICE_BYTES):
+        if inflate.unconsumed_tail or len(data) == _SLICE_BYTES:
             waiting.append(inflate.unconsumed_tail)  # empty: there may be more in zlib's hands
         if waiting:
             await asyncio.sleep(0)  # others have their turn
     if not inflate.eof:
         raise _malformed("ends before its gzip stream does")
+    if inflate.unused_data or any(waiting):
+        raise _malformed("goes on behind its gzip stream")
     return gathered(parts)
 
 
