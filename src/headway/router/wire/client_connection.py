@@ -24,6 +24,7 @@ from headway.router.wire.http1 import (
     RequestHead,
 )
 from headway.router.wire.hub import Hub
+from headway.router.wire.pieces import FULL_READ_BYTES
 
 _log = logging.getLogger("headway.router")
 _BACKLOG_BYTES: Final = 65_536
@@ -218,8 +219,7 @@ class ClientConnection(asyncio.Protocol):
             else:
                 self._keep = False
                 self._deadline_s = inf
-                self._chunks = None
-                self._expected = 0
+                self._chunks, self._expected = None, 0
                 self._closing = True  # where the next request begins is unknown
                 request.fail_body(BodyMalformed(error.message))
 
@@ -273,6 +273,9 @@ class ClientConnection(asyncio.Protocol):
         if request.held_bytes > request.hold_bytes:
             self._pause()
             self._deadline_s = inf  # it is we who make it wait
+        elif len(data) >= FULL_READ_BYTES:
+            self._pause()
+            self._loop.call_soon(self._go_on)  # others have their turn before more is read
         return rest
 
     async def _answer(self, request: ClientRequest) -> None:
@@ -314,8 +317,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _linger(self) -> None:
         self._lingering = self._closing = True
-        self._backlog = b""
-        self._chunks = None
+        self._backlog, self._chunks = b"", None
         if self._transport is None:
             return
         if self._transport.can_write_eof():

@@ -9,6 +9,8 @@ from typing import Final
 
 JOINED_BYTES: Final = 1 << 18
 """A body up to this size is one object: about 60,000 tokens of text."""
+FULL_READ_BYTES: Final = 256_000
+"""What uvloop reads at once. Where that much has come, libuv reads on, for up to 8 MB."""
 PIECE_BYTES: Final = 65_536
 """What comes in smaller pieces is joined up to this size."""
 
