@@ -29,14 +29,14 @@ from headway.bench.report.document import Goal, ProgressLines
 from headway.bench.router import arms
 from headway.bench.router.arms import Engines
 from headway.bench.router.bench import cores
-from headway.bench.router.shapes import others, shapes
+from headway.bench.router.shapes import SHAPES
 
 TARGET_S: Final = 0.020
 SIZE_BYTES: Final = 30 << 20
 MANY_BYTES: Final = 6 << 20
 """Of bodies of many values, each of which takes a second or more to read."""
 QUIET: Final = "quiet"
-NAMES: Final = (QUIET, *(each.name for each in (*shapes(100), *others(100, 100))))
+NAMES: Final = (QUIET, *(each.name for each in SHAPES))
 MODES: Final = (arms.UNIFIED, arms.DISAGGREGATED)
 STREAMS: Final = 4
 SHORT_GAP_S: Final = 0.005
@@ -178,9 +178,22 @@ def measure(repeats: int, names: list[str], progress: ProgressLines) -> list[Lar
     return found
 
 
+def odd(cell: LargeCell) -> int:
+    """Requests of the sender that weren't answered as they should be."""
+    due = {each.name: str(each.answered) for each in SHAPES}
+    return sum(count for status, count in cell.statuses.items() if status != due[cell.shape])
+
+
 def goals(cells: list[LargeCell]) -> list[Goal]:
     """The longest wait beside each shape; the median, least and most of the repeats."""
-    return [
+    wrong = float(sum(map(odd, cells)))
+    answered = Goal(
+        "large requests answered otherwise than they should be",
+        bound=0.0,
+        at_most=True,
+        measured=spread([wrong]),
+    )
+    waits = [
         Goal(
             f"longest wait beside {name}, {mode}, s",
             TARGET_S,
@@ -193,6 +206,7 @@ def goals(cells: list[LargeCell]) -> list[Goal]:
         for name in dict.fromkeys(each.shape for each in cells)
         if name != QUIET
     ]
+    return [*waits, answered]
 
 
 def table(cells: list[LargeCell]) -> str:

@@ -7,9 +7,9 @@ import signal
 import sys
 
 import pytest
-from tests.router.openai.shapes import CHAT, shapes
 from tests.router.rules import on_loop, until
 
+from headway.bench.router.shapes import CHAT, bodies
 from headway.router.openai import BodyError, parse, prefill_body
 from headway.router.openai.answers import AnswerError
 from headway.router.openai.beside import LANE_BYTES, BodyReader, BodyUnreadable
@@ -42,7 +42,7 @@ def reader():
 @pytest.mark.process
 @on_loop
 async def test_it_says_the_same(reader):
-    for name, path, body in shapes(600_000):
+    for name, path, body in bodies(600_000):
         sent = pieces(body)
         if name == "deep":
             with pytest.raises(BodyError, match="ordinary numbers and nesting"):

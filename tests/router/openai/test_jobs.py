@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.router.openai.shapes import CHAT, COMPLETIONS, shapes
 
+from headway.bench.router.shapes import CHAT, COMPLETIONS, GENERATING
 from headway.core.routing.prefixes import PrefixMap
 from headway.router.openai import ENDPOINTS, BodyError, decode_body, parse, prefill_body
 from headway.router.openai.answers import AnswerError, strip_answer
@@ -135,8 +135,9 @@ class TestLight:
         marks = sum(body.count(mark) for mark in (b",", b"[", b"{"))
         assert count(json.loads(body)) <= 1 + 2 * marks
 
-    @pytest.mark.parametrize(("name", "path", "body"), list(shapes(4 * LIGHT_BYTES)))
-    def test_by_size_and_values(self, name, path, body):
+    @pytest.mark.parametrize("shape", GENERATING, ids=lambda shape: shape.name)
+    def test_by_size_and_values(self, shape):
+        body = shape.make(4 * LIGHT_BYTES)
         marks = sum(body.count(mark) for mark in (b",", b"[", b"{"))
         assert is_light(body) == (marks <= LIGHT_VALUES)
         assert is_light(body[:LIGHT_BYTES])

@@ -3,18 +3,18 @@
 import json
 
 import pytest
-from tests.router.openai.shapes import CHAT, COMPLETIONS, shapes
 from tests.router.raw_client import Wire
 from tests.router.rules import engines, flags, on_loop, routing
 from tests.testing.vllm_answers import answer, chat, handoff, usage
 
+from headway.bench.router.shapes import CHAT, COMPLETIONS, bodies
 from headway.router.openai import beside
 from headway.router.openai.jobs import is_light
 from headway.router.wire.http1 import ChunkedReader
 from headway.router.wire.pieces import Pieces
 
 SIZE = 400_000
-SHAPES = [each for each in shapes(SIZE) if each[0] not in {"deep", "odd messages"}]
+SHAPES = [each for each in bodies(SIZE) if each[0] not in {"deep", "odd messages"}]
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ async def test_each_shape_reaches_the_engine_as_it_was_sent():
         router.client() as client,
     ):
         engine.script = lambda request, seen: served(request)
-        for name, path, body in shapes(SIZE):
+        for name, path, body in bodies(SIZE):
             got = await client.post(path, content=body)
             if name == "deep":
                 assert got.status_code == 400

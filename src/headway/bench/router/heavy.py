@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import Final
 
-from headway.bench.router.shapes import Shape, others, shapes
+from headway.bench.router.shapes import SHAPES, Shape
 
 TIMEOUT_S: Final = 300.0
 HOST: Final = "127.0.0.1"
@@ -21,31 +21,30 @@ HOST: Final = "127.0.0.1"
 def main() -> None:
     """Send."""
     port, name, size, many, for_s = sys.argv[1:]
-    made = {
-        each.name: each for each in (*shapes(int(size), int(many)), *others(int(size), int(many)))
-    }
-    shape = made[name]
-    del made
+    shape = next(each for each in SHAPES if each.name == name)
+    body = shape.make(int(many if shape.many else size))
     print("ready", flush=True)  # noqa: T201  whoever started it waits for this line
     sys.stdin.readline()
     began_s, statuses = time.monotonic(), Counter[str]()
     while not statuses or time.monotonic() - began_s < float(for_s):
-        statuses[str(_exchange(int(port), shape))] += 1
+        statuses[str(_exchange(int(port), shape, body))] += 1
     spent_s = time.monotonic() - began_s
     print(json.dumps({"statuses": statuses, "spent_s": spent_s}), flush=True)  # noqa: T201
 
 
-def _exchange(port: int, shape: Shape) -> int:
+def _exchange(port: int, shape: Shape, body: bytes) -> int:
     """One request; its answer's status, 0 if there is none."""
-    framing = (
-        b"transfer-encoding: chunked" if shape.chunked else b"content-length: %d" % len(shape.body)
+    framing = b"content-length: %d\r\n" % len(body)
+    if shape.chunked:
+        framing = b"transfer-encoding: chunked\r\n"
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\n%b%b\r\n" % (
+        *(shape.path.encode(), shape.fields),
+        framing,
     )
-    head = b"POST %b HTTP/1.1\r\nhost: x\r\n" % shape.path.encode()
-    head += (shape.fields or b"content-type: application/json\r\n") + framing + b"\r\n\r\n"
     with socket.create_connection((HOST, port), TIMEOUT_S) as link:
         try:
             link.sendall(head)
-            link.sendall(shape.body)
+            link.sendall(body)
             answer = http.client.HTTPResponse(link, method="POST")
             answer.begin()
             answer.read()

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 CHAT: Final = "/v1/chat/completions"
@@ -12,67 +12,126 @@ SPEECH: Final = "/v1/audio/transcriptions"
 
 
 class Shape(NamedTuple):
-    """One request. fields: of its head, beside those that frame it.
+    """One kind of request.
 
-    chunked: the body is framed as it should go out.
+    make: a body of about so many bytes. many: it is of many values, and takes a second for each
+    few megabytes to read. fields: of its head, beside those that frame it. chunked: the body is
+    framed as it should go out. answered: the status it deserves.
     """
 
     name: str
     path: str
-    body: bytes
-    fields: bytes = b""
+    make: Callable[[int], bytes]
+    many: bool = False
+    fields: bytes = b"content-type: application/json\r\n"
     chunked: bool = False
-
-
-def shapes(size: int, many: int | None = None) -> Iterator[Shape]:
-    """JSON that generates, of about `size` bytes; `many`: of those with many values."""
-    many = many or size
-    yield Shape("one text", CHAT, _content("a" * size))
-    yield Shape("lines", CHAT, _content("ab\n" * (size // 4)))
-    yield Shape("another alphabet", CHAT, _content("\u00e9" * (size // 6)))
-    yield Shape("one image", CHAT, _content([_image("A" * size)]))
-    yield Shape("many images", CHAT, _content([_image("A" * 20)] * (many // 90)))
-    yield Shape("many messages", CHAT, _messages([{"role": "user", "content": "a"}] * (many // 37)))
-    yield Shape("odd messages", CHAT, b'{"messages":[%b]}' % _many(b"1", many))
-    yield Shape("empty parts", CHAT, b'{"messages":[{"content":[%b]}]}' % _many(b"{}", many))
-    fields = dict.fromkeys(map(str, range(many // 14)))
-    yield Shape("many fields", CHAT, json.dumps({"messages": [], **fields}).encode())
-    ids = json.dumps({"prompt": [12345] * (many // 7)}).encode()
-    yield Shape("token ids", COMPLETIONS, ids)
-    yield Shape("many prompts", COMPLETIONS, b'{"prompt":[%b]}' % _many(b'""', many))
-    deep = b"[" * (size // 2) + b"]" * (size // 2)
-    yield Shape("deep", CHAT, b'{"messages":%b}' % deep)
-
-
-def others(size: int, many: int) -> Iterator[Shape]:
-    """What isn't plain JSON that generates, and small requests with large answers."""
-    text = _content("a" * size)
-    yield Shape("gzip", CHAT, gzip.compress(text), b"content-encoding: gzip\r\n")
-    bomb = gzip.compress(bytes(8 * size))
-    yield Shape("gzip bomb", CHAT, bomb, b"content-encoding: gzip\r\n")
-    marked = json.dumps({"input": "a" * size, "kv_transfer_params": {}}).encode()
-    yield Shape("passed and changed", EMBEDDINGS, marked)
-    yield Shape("passed with many values", EMBEDDINGS, b'{"\\u0061":[%b]}' % _many(b"{}", many))
-    sound = b"content-type: audio/wav\r\n"
-    yield Shape("passed as it comes", SPEECH, bytes(size), sound)
-    lines = b"4\r\n\r\n\r\n\r\n" * (many // 10) + b"0\r\n\r\n"
-    yield Shape("chunks of line ends", SPEECH, lines, sound, chunked=True)
-    single = b"1\r\na\r\n" * (many // 6) + b"0\r\n\r\n"
-    yield Shape("chunks of one byte", SPEECH, single, sound, chunked=True)
-    yield Shape("large answer", f"{CHAT}?answer={many}", _content("hi"))
-
-
-def _many(item: bytes, size: int) -> bytes:
-    return b",".join([item] * (size // (len(item) + 1)))
-
-
-def _content(content: object) -> bytes:
-    return _messages([{"role": "user", "content": content}])
+    answered: int = 200
 
 
 def _messages(messages: list[dict[str, object]]) -> bytes:
     return json.dumps({"model": "stub", "messages": messages}).encode()
 
 
+def _content(content: object) -> bytes:
+    return _messages([{"role": "user", "content": content}])
+
+
 def _image(data: str) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": data}}
+
+
+def _many(item: bytes, size: int) -> bytes:
+    return b",".join([item] * (size // (len(item) + 1)))
+
+
+def _fields(size: int) -> bytes:
+    return json.dumps({"messages": [], **dict.fromkeys(map(str, range(size // 14)))}).encode()
+
+
+def _deep(size: int) -> bytes:
+    return b'{"messages":%b%b}' % (b"[" * (size // 2), b"]" * (size // 2))
+
+
+def _marked(size: int) -> bytes:
+    return json.dumps({"input": "a" * size, "kv_transfer_params": {}}).encode()
+
+
+def _chunks(chunk: bytes, size: int) -> bytes:
+    return chunk * (size // len(chunk)) + b"0\r\n\r\n"
+
+
+GENERATING: Final = (
+    Shape("one text", CHAT, lambda size: _content("a" * size)),
+    Shape("lines", CHAT, lambda size: _content("ab\n" * (size // 4))),
+    Shape("another alphabet", CHAT, lambda size: _content("\u00e9" * (size // 6))),
+    Shape("one image", CHAT, lambda size: _content([_image("A" * size)])),
+    Shape("many images", CHAT, lambda size: _content([_image("A" * 20)] * (size // 90)), many=True),
+    Shape(
+        *("many messages", CHAT),
+        lambda size: _messages([{"role": "user", "content": "a"}] * (size // 37)),
+        many=True,
+    ),
+    Shape(
+        *("odd messages", CHAT), lambda size: b'{"messages":[%b]}' % _many(b"1", size), many=True
+    ),
+    Shape(
+        *("empty parts", CHAT),
+        lambda size: b'{"messages":[{"content":[%b]}]}' % _many(b"{}", size),
+        many=True,
+    ),
+    Shape("many fields", CHAT, _fields, many=True),
+    Shape(
+        *("token ids", COMPLETIONS),
+        lambda size: json.dumps({"prompt": [12345] * (size // 7)}).encode(),
+        many=True,
+    ),
+    Shape(
+        *("many prompts", COMPLETIONS),
+        lambda size: b'{"prompt":[%b]}' % _many(b'""', size),
+        many=True,
+    ),
+    Shape("deep", CHAT, _deep, answered=400),
+)
+"""Plain JSON that generates."""
+
+_GZIP: Final = b"content-encoding: gzip\r\n"
+_SOUND: Final = b"content-type: audio/wav\r\n"
+SHAPES: Final = (
+    *GENERATING,
+    Shape("gzip", CHAT, lambda size: gzip.compress(_content("a" * size)), fields=_GZIP),
+    Shape(
+        *("gzip bomb", CHAT),
+        lambda size: gzip.compress(bytes(8 * size)),
+        fields=_GZIP,
+        answered=413,
+    ),
+    Shape("passed and changed", EMBEDDINGS, _marked),
+    Shape(
+        *("passed with many values", EMBEDDINGS),
+        lambda size: b'{"\\u0061":[%b]}' % _many(b"{}", size),
+        many=True,
+    ),
+    Shape("passed as it comes", SPEECH, bytes, fields=_SOUND),
+    Shape(
+        *("chunks of line ends", SPEECH),
+        lambda size: _chunks(b"4\r\n\r\n\r\n\r\n", size),
+        many=True,
+        fields=_SOUND,
+        chunked=True,
+    ),
+    Shape(
+        *("chunks of one byte", SPEECH),
+        lambda size: _chunks(b"1\r\na\r\n", size),
+        many=True,
+        fields=_SOUND,
+        chunked=True,
+    ),
+    Shape("large answer", f"{CHAT}?answer=6000000", lambda size: _content("hi")),
+)
+"""These, and what comes otherwise, passes by, or has a large answer."""
+
+
+def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
+    """Name, path and body of each kind of plain JSON that generates."""
+    for shape in GENERATING:
+        yield shape.name, shape.path, shape.make(size)

@@ -48,7 +48,7 @@ async def _serve(
                 await _stream(writer)
             writer.write(_answer(head, prefills=prefills))
             await writer.drain()
-    except (EOFError, ConnectionError):
+    except (EOFError, ConnectionError, asyncio.CancelledError):
         writer.close()
 
 
