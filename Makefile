@@ -6,7 +6,7 @@ VENV := .venv/bin
 MODEL ?=
 ARGS ?=
 VLLM ?=
-BENCHMARKS ?= blocking capacity scheduler_overhead virtual_time hardware_accuracy router handoff decode_speed fleet
+BENCHMARKS ?= blocking capacity scheduler_overhead virtual_time hardware_accuracy router large_bodies handoff decode_speed fleet
 QUICK := tests/core tests/config tests/router/openai tests/fleet/plan tests/fleet/operate \
 	tests/fleet/kubernetes tests/gpus tests/test_imports.py tests/test_generated.py
 export TORCH_INDEX

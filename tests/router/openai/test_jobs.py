@@ -19,7 +19,7 @@ from headway.router.openai.jobs import (
     passed_request,
     prefill_answer,
 )
-from headway.router.wire.pieces import Pieces, joined
+from headway.router.wire.pieces import JOINED_BYTES, Pieces, joined
 
 PARAMS = {"do_remote_prefill": True, "remote_block_ids": [1, 2]}
 FIELDS = (
@@ -92,6 +92,23 @@ def test_a_request_nobody_would_split_makes_no_second_body():
     small, (_, prefill) = large_request(body, COMPLETIONS, splits=False)
     assert not small.splittable
     assert not prefill
+
+
+@pytest.mark.parametrize(
+    ("fields", "splits"),
+    [
+        ({"input": "long"}, True),
+        ({"input": "long", "stream": True}, True),
+        ({"input": "long", "stream": True, "enable_response_messages": True}, False),
+        ({"input": "x", "instructions": "long", "stream": True}, False),
+        ({"input": "x", "instructions": "long"}, True),
+    ],
+)
+def test_a_stream_that_repeats_a_large_request_is_served_whole(fields, splits):
+    """Its events would be read on the event loop."""
+    body = json.dumps(fields).replace("long", "x" * JOINED_BYTES).encode()
+    small, (_, prefill) = large_request(body, "/v1/responses", splits=True)
+    assert small.splittable == splits == bool(prefill)
 
 
 @given(body=bodies | broken())

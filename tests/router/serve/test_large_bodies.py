@@ -172,6 +172,24 @@ async def test_a_large_answer_passes(split, on_the_loop):
 
 
 @on_loop
+async def test_brackets_that_can_be_read_and_not_written_are_refused():
+    """Where that limit is depends on who writes; both answers are right, and no other."""
+    async with (
+        engines(2) as [prefill, decode],
+        routing(flags(prefill=[prefill], decode=[decode])) as router,
+        router.client() as client,
+    ):
+        for depth in range(860, 1_010):
+            body = b'{"model":"m","prompt":"x","x":%b%b}' % (b"[" * depth, b"]" * depth)
+            got = await client.post(COMPLETIONS, content=body)
+            if got.status_code != 200:
+                assert got.status_code == 400
+                assert got.json()["error"]["code"] == "invalid_json"
+                assert router.log[-1]["status"] == 400
+        assert got.status_code == 400
+
+
+@on_loop
 async def test_a_body_that_is_all_framing_is_read_in_steps():
     """Chunks of empty lines, each of which might be a body's end; a request follows at once."""
     data = b"\r\n\r\n" * 40_000

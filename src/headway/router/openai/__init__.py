@@ -1,7 +1,8 @@
 """The APIs that vLLM serves, as the router sees them: one door to reading and rewriting.
 
-`bodies` and `prompt` read requests, `rewrite` makes the legs' bodies, `answers` reads and cleans
-answers, `errors` words failures, `headers` decides what passes. Nothing here waits or sends.
+`request` and `prompt` read requests, `legs` makes the legs' bodies, `answers` and `stream` read and
+clean answers, `errors` words failures. Nothing of that waits or sends; `beside` waits for what is
+done in another process.
 """
 
 from headway.router.openai.answers import (

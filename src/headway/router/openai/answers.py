@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from headway.core.errors import HeadwayError
 from headway.router.openai.request import TRANSFER_FIELDS, dump
+from headway.router.wire.errors import BodyError
 
 _MARKS: Final = tuple(f'"{name}"'.encode() for name in TRANSFER_FIELDS)
 _CACHE_MARKS: Final = (b'"cached_tokens"', b'"cache_read_input_tokens"')
@@ -109,7 +110,15 @@ def strip_answer(body: bytes, *, cached_tokens: int | None) -> bytes:
             return body
         raise AnswerError("the engine's answer isn't JSON, so it can't be cleaned") from error
     changed = isinstance(fields, dict) and clean(fields, cached_tokens)
-    return dump(fields) if changed else body
+    return dump_answer(fields) if changed else body
+
+
+def dump_answer(fields: dict[str, Any]) -> bytes:
+    """A cleaned answer, or event, as JSON. Raises AnswerError."""
+    try:
+        return dump(fields)
+    except BodyError as error:
+        raise AnswerError("the engine's answer is nested too deeply to be cleaned") from error
 
 
 def clean(fields: dict[str, Any], cached_tokens: int | None) -> bool:

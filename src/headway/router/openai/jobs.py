@@ -11,10 +11,10 @@ from typing import Any, Final
 from headway.core.routing.prefixes import PrefixMap
 from headway.router.openai.answers import handoff_params, is_whole, strip_answer
 from headway.router.openai.legs import closing_bytes, prefill_body
-from headway.router.openai.request import TRANSFER_FIELDS, Large, dump, parse
+from headway.router.openai.request import TRANSFER_FIELDS, Large, Parsed, dump, parse
 from headway.router.openai.token_counter import SAMPLE_BYTES
 from headway.router.wire.errors import BodyError
-from headway.router.wire.pieces import Body, joined
+from headway.router.wire.pieces import JOINED_BYTES, Body, joined
 
 LIGHT_BYTES: Final = 16_384
 """A body up to this size is read at once, whatever it holds."""
@@ -23,7 +23,8 @@ LIGHT_VALUES: Final = 8_000
 microsecond."""
 MODEL_CHARS: Final = 1_024
 """Of a large body's model. No engine has one with a longer name."""
-_NO_PREFILL: Final = "no engine to prefill a body of this size"
+_UNSPLIT: Final = "nobody would split it"
+_REPEATED: Final = "a stream that repeats a large request"
 _MARKS: Final = (*(name.encode() for name in TRANSFER_FIELDS), b"\\u", b"\0")
 """Without these bytes a body can't name a transfer field: \\u escapes, NUL stands for UTF-16."""
 
@@ -47,7 +48,8 @@ def large_request(body: bytes, path: str, *, splits: bool) -> Done:
     splits: the router may want to split it.
     """
     parsed = parse(path, body)
-    split = splits and parsed.splittable
+    why_not = parsed.why_not or ("" if splits else _UNSPLIT) or _why_whole(parsed)
+    split = not why_not
     large = Large(
         PrefixMap().chain(parsed.prefix),
         len(parsed.prefix),
@@ -58,13 +60,26 @@ def large_request(body: bytes, path: str, *, splits: bool) -> Done:
         model=parsed.model[:MODEL_CHARS],
         prefix=parsed.prefix[:SAMPLE_BYTES],
         splittable=split,
-        why_not=parsed.why_not or ("" if split else _NO_PREFILL),
+        why_not=why_not,
         raw={},
         body=b"",
         large=large,
     )
     changed = joined(parsed.body) if parsed.must_change else b""
     return small, [changed, joined(prefill_body(parsed)) if split else b""]
+
+
+def _why_whole(parsed: Parsed) -> str:
+    """Why a request isn't split because of its size; empty if it is.
+
+    Of a split stream of Responses the events are read, on the event loop, and the first and the
+    last repeat all of the request but its input, or that too.
+    """
+    if parsed.kind != "responses" or not parsed.stream:
+        return ""
+    raw = parsed.raw
+    repeated = raw if raw.get("enable_response_messages") else {**raw, "input": ""}
+    return _REPEATED if len(dump(repeated)) > JOINED_BYTES else ""
 
 
 def passed_request(body: bytes) -> Done:

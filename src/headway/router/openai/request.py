@@ -106,13 +106,7 @@ def parse(path: str, body: bytes) -> Parsed:
     Raises BodyError for a body that isn't a JSON object or lacks its prompt.
     """
     kind = ENDPOINTS[path]
-    try:
-        return _parsed(kind, body, _read(body))
-    except RecursionError:  # so many brackets can be read, just, but not written
-        raise _odd() from None
-
-
-def _parsed(kind: Kind, body: bytes, raw: dict[str, Any]) -> Parsed:
+    raw = _read(body)
     _check(kind, raw)
     must_change = _strip(raw)
     ttft_slo_s = tpot_slo_s = None
@@ -121,7 +115,10 @@ def _parsed(kind: Kind, body: bytes, raw: dict[str, Any]) -> Parsed:
         must_change |= _strip(own)
         ttft_slo_s = _limit_s(own.get("headway_ttft_slo_s"))
         tpot_slo_s = _limit_s(own.get("headway_tpot_slo_s"))
-    prefix, size, token_ids = prompt_of(kind, raw)
+    try:
+        prefix, size, token_ids = prompt_of(kind, raw)
+    except RecursionError:
+        raise odd_json() from None
     n = _integer(raw.get("n")) or 1
     prompts = _prompts(raw.get("prompt")) if kind == "completions" else 1
     max_tokens = _max_tokens(kind, raw)
@@ -148,11 +145,16 @@ def _parsed(kind: Kind, body: bytes, raw: dict[str, Any]) -> Parsed:
 
 
 def dump(value: object) -> bytes:
-    """Compact JSON in UTF-8; escaped where the text can't be encoded (lone surrogates)."""
+    """Compact JSON in UTF-8; escaped where the text can't be encoded (lone surrogates).
+
+    Raises BodyError for more brackets than can be written: a few less can be read.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode("ascii")
+    except RecursionError:
+        raise odd_json() from None
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -165,13 +167,14 @@ def _read(body: bytes) -> dict[str, Any]:
         message = f"The body must be JSON: {error.msg} at character {error.pos}."
         raise BodyError(400, message, code="invalid_json") from None
     except (ValueError, RecursionError):  # a number of too many digits; too many brackets
-        raise _odd() from None
+        raise odd_json() from None
     if not isinstance(raw, dict):
         raise BodyError(400, "The body must be a JSON object.", code="invalid_json")
     return raw
 
 
-def _odd() -> BodyError:
+def odd_json() -> BodyError:
+    """What is JSON, and yet can't be read or written."""
     message = "The body must be JSON with ordinary numbers and nesting."
     return BodyError(400, message, code="invalid_json")
 

@@ -8,8 +8,8 @@ import re
 from functools import lru_cache
 from typing import Any, Final
 
-from headway.router.openai.answers import AnswerError, Usage, clean, usage_of
-from headway.router.openai.request import TRANSFER_FIELDS, dump
+from headway.router.openai.answers import AnswerError, Usage, clean, dump_answer, usage_of
+from headway.router.openai.request import TRANSFER_FIELDS
 from headway.router.wire.errors import Kind
 from headway.router.wire.fast_path import NO_ENDING, Passing
 
@@ -230,7 +230,7 @@ class StreamCleaner:
             ) from error
         if not (isinstance(fields, dict) and clean(fields, self._cached_tokens)):
             return line
-        return b"data: " + dump(fields) + line[len(line.rstrip(b"\r\n")) :]
+        return b"data: " + dump_answer(fields) + line[len(line.rstrip(b"\r\n")) :]
 
 
 def _ending(events: bytes) -> bytes | tuple[bytes, ...]:

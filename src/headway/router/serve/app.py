@@ -91,11 +91,9 @@ class App:
             await forward(record)
             return
         try:
-            dispatch = await self._dispatch(record, path)
-        except BodyError as error:
+            await generate(await self._dispatch(record, path))
+        except BodyError as error:  # nothing has left: all of them are known before
             record.refuse_body(error)
-            return
-        await generate(dispatch)
 
     async def _dispatch(self, record: Record, path: str) -> Dispatch:
         """The request, read: nothing but this holds its body then. Raises BodyError."""
