@@ -111,6 +111,15 @@ async def test_the_end_of_its_process_is_harmless(reader):
 
 @pytest.mark.process
 @on_loop
+async def test_it_ends_with_the_router(reader):
+    """Also where the router couldn't end it: all it takes is that nobody holds the socket."""
+    await reader.request("/v1/completions", HEAVY, splits=False)
+    reader._lanes[0]._link[1].transport.abort()
+    assert await asyncio.to_thread(process(reader).wait, 60) == 0
+
+
+@pytest.mark.process
+@on_loop
 async def test_a_body_that_ends_two_processes_is_refused():
     reader = BodyReader(pytest.fail, DIES)
     with pytest.raises(BodyUnreadable) as refused:
