@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import Final
 
-from headway.bench.router.shapes import SHAPES, Shape
+from headway.bench.router.shapes import SHAPES, BodyShape
 
 TIMEOUT_S: Final = 300.0
 HOST: Final = "127.0.0.1"
@@ -32,7 +32,7 @@ def main() -> None:
     print(json.dumps({"statuses": statuses, "spent_s": spent_s}), flush=True)  # noqa: T201
 
 
-def _exchange(port: int, shape: Shape, body: bytes) -> int:
+def _exchange(port: int, shape: BodyShape, body: bytes) -> int:
     """One request; its answer's status, 0 if there is none."""
     framing = b"content-length: %d\r\n" % len(body)
     if shape.chunked:

@@ -11,7 +11,7 @@ EMBEDDINGS: Final = "/v1/embeddings"
 SPEECH: Final = "/v1/audio/transcriptions"
 
 
-class Shape(NamedTuple):
+class BodyShape(NamedTuple):
     """One kind of request.
 
     make: a body of about so many bytes. many: it is of many values, and takes a second for each
@@ -61,36 +61,38 @@ def _chunks(chunk: bytes, size: int) -> bytes:
 
 
 GENERATING: Final = (
-    Shape("one text", CHAT, lambda size: _content("a" * size)),
-    Shape("lines", CHAT, lambda size: _content("ab\n" * (size // 4))),
-    Shape("another alphabet", CHAT, lambda size: _content("\u00e9" * (size // 6))),
-    Shape("one image", CHAT, lambda size: _content([_image("A" * size)])),
-    Shape("many images", CHAT, lambda size: _content([_image("A" * 20)] * (size // 90)), many=True),
-    Shape(
+    BodyShape("one text", CHAT, lambda size: _content("a" * size)),
+    BodyShape("lines", CHAT, lambda size: _content("ab\n" * (size // 4))),
+    BodyShape("another alphabet", CHAT, lambda size: _content("\u00e9" * (size // 6))),
+    BodyShape("one image", CHAT, lambda size: _content([_image("A" * size)])),
+    BodyShape(
+        "many images", CHAT, lambda size: _content([_image("A" * 20)] * (size // 90)), many=True
+    ),
+    BodyShape(
         *("many messages", CHAT),
         lambda size: _messages([{"role": "user", "content": "a"}] * (size // 37)),
         many=True,
     ),
-    Shape(
+    BodyShape(
         *("odd messages", CHAT), lambda size: b'{"messages":[%b]}' % _many(b"1", size), many=True
     ),
-    Shape(
+    BodyShape(
         *("empty parts", CHAT),
         lambda size: b'{"messages":[{"content":[%b]}]}' % _many(b"{}", size),
         many=True,
     ),
-    Shape("many fields", CHAT, _fields, many=True),
-    Shape(
+    BodyShape("many fields", CHAT, _fields, many=True),
+    BodyShape(
         *("token ids", COMPLETIONS),
         lambda size: json.dumps({"prompt": [12345] * (size // 7)}).encode(),
         many=True,
     ),
-    Shape(
+    BodyShape(
         *("many prompts", COMPLETIONS),
         lambda size: b'{"prompt":[%b]}' % _many(b'""', size),
         many=True,
     ),
-    Shape("deep", CHAT, _deep, answered=400),
+    BodyShape("deep", CHAT, _deep, answered=400),
 )
 """Plain JSON that generates."""
 
@@ -98,35 +100,35 @@ _GZIP: Final = b"content-encoding: gzip\r\n"
 _SOUND: Final = b"content-type: audio/wav\r\n"
 SHAPES: Final = (
     *GENERATING,
-    Shape("gzip", CHAT, lambda size: gzip.compress(_content("a" * size)), fields=_GZIP),
-    Shape(
+    BodyShape("gzip", CHAT, lambda size: gzip.compress(_content("a" * size)), fields=_GZIP),
+    BodyShape(
         *("gzip bomb", CHAT),
         lambda size: gzip.compress(bytes(8 * size)),
         fields=_GZIP,
         answered=413,
     ),
-    Shape("passed and changed", EMBEDDINGS, _marked),
-    Shape(
+    BodyShape("passed and changed", EMBEDDINGS, _marked),
+    BodyShape(
         *("passed with many values", EMBEDDINGS),
         lambda size: b'{"\\u0061":[%b]}' % _many(b"{}", size),
         many=True,
     ),
-    Shape("passed as it comes", SPEECH, bytes, fields=_SOUND),
-    Shape(
+    BodyShape("passed as it comes", SPEECH, bytes, fields=_SOUND),
+    BodyShape(
         *("chunks of line ends", SPEECH),
         lambda size: _chunks(b"4\r\n\r\n\r\n\r\n", size),
         many=True,
         fields=_SOUND,
         chunked=True,
     ),
-    Shape(
+    BodyShape(
         *("chunks of one byte", SPEECH),
         lambda size: _chunks(b"1\r\na\r\n", size),
         many=True,
         fields=_SOUND,
         chunked=True,
     ),
-    Shape("large answer", f"{CHAT}?answer=6000000", lambda size: _content("hi")),
+    BodyShape("large answer", f"{CHAT}?answer=6000000", lambda size: _content("hi")),
 )
 """These, and what comes otherwise, passes by, or has a large answer."""
 

@@ -17,7 +17,7 @@ from headway.router.wire.failures import (
 )
 from headway.router.wire.http1 import Field, chunk
 from headway.router.wire.interfaces import Carrier, Sink, Tap
-from headway.router.wire.pieces import Body, append, gathered
+from headway.router.wire.pieces import PIECE_BYTES, Body, append, gathered
 
 if TYPE_CHECKING:
     from headway.router.wire.fast_path import Passing
@@ -327,7 +327,8 @@ class Call:
                     break
                 async with asyncio.timeout(limit_s):
                     await connection.room()
-                await asyncio.sleep(0)  # an engine that keeps up doesn't make this wait
+                if len(part) >= PIECE_BYTES:
+                    await asyncio.sleep(0)  # an engine that keeps up doesn't make this wait
                 if part:
                     connection.write(part if length is not None else chunk(part))
             if length is None:
