@@ -76,7 +76,8 @@ def test_caps_hold_when_vllm_cuts_chunks_itself(drive, policy, adaptive, partial
             "long_prefill_token_threshold_adaptive": adaptive,
         },
     )
-    mixed_load(driver, random.Random(5), 60, partial, 1)
+    long = driver.scheduler.headway.policy.caps.long
+    mixed_load(driver, random.Random(5), 60, partial, long)
 
 
 def test_vllms_own_chunk_limit_leaves_no_token_idle(drive):
@@ -104,7 +105,8 @@ def test_caps_hold_under_vllms_priority_policy(drive, policy):
         seats=8,
         scheduling_policy="priority",
     )
-    mixed_load(driver, random.Random(7), 60, partial, 1)
+    long = driver.scheduler.headway.policy.caps.long
+    mixed_load(driver, random.Random(7), 60, partial, long)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -113,7 +115,8 @@ def test_caps_hold_in_a_small_pool(drive, policy, blocks):
     """Prefixes the plan counted on get evicted meanwhile; requests are preempted."""
     partial = 1 if policy == "sequential" else 4
     driver = drive(policy, long_prefill_token_threshold=LONG, budget=256, seats=12, blocks=blocks)
-    mixed_load(driver, random.Random(blocks), 60, partial, 1)
+    long = driver.scheduler.headway.policy.caps.long
+    mixed_load(driver, random.Random(blocks), 60, partial, long)
 
 
 def test_a_cached_prefix_evicted_while_the_step_is_scheduled_breaks_no_cap(folder, clock):
@@ -185,4 +188,4 @@ def test_caps_hold_where_vllm_keeps_steps_free_of_prefill(drive, policy, interva
     )
     if policy == "slo":
         teach(driver.scheduler)
-    mixed_load(driver, random.Random(interval), 40, 4, 1)
+    mixed_load(driver, random.Random(interval), 40, 4, driver.scheduler.headway.policy.caps.long)

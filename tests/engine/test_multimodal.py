@@ -51,7 +51,7 @@ def seeing(drive):
 def check_caps(scheduler, partial):
     left = [tokens_left(r) for r in mid_prefill(scheduler)]
     assert len(left) <= partial
-    assert sum(tokens > LONG for tokens in left) <= 1
+    assert sum(tokens > LONG for tokens in left) <= scheduler.headway.policy.caps.long
 
 
 def check_nothing_left(scheduler, free_blocks):

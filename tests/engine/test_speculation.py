@@ -141,7 +141,7 @@ def test_a_mixed_load_is_finished_with_all_of_its_tokens(speculate, policy, meth
             driver.add(request)
         driver.step()
         check_counts(scheduler)
-        check_caps(scheduler, partial, 1)
+        check_caps(scheduler, partial, scheduler.headway.policy.caps.long)
         assert driver.steps < 2_000
     driver.run()
     assert driver.tokens == wanted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.core.batching.budget import IDLE_RESPONSIVE_SHARE
+from headway.core.batching.budget import IDLE_RESPONSIVE_SHARE, waiting_limit_s
 from headway.core.latency import StepShape, attention_work
 
 from .conftest import teach
@@ -117,7 +117,9 @@ def test_under_slo_a_lone_prompts_steps_follow_the_responsiveness_rule(drive, fl
     scheduler = driver.scheduler
     teach(scheduler)
     add(driver, 30_000, output=1)
-    limit_s, model = IDLE_RESPONSIVE_SHARE * floor_s, scheduler.headway.model
+    model = scheduler.headway.model
+    in_flight = scheduler.vllm_config.max_concurrent_batches
+    limit_s = IDLE_RESPONSIVE_SHARE * waiting_limit_s(floor_s, in_flight)
     done = 0
     while done < 30_000:
         chunk = sum(driver.step().num_scheduled_tokens.values())

@@ -50,6 +50,7 @@ ATTRIBUTES: Final = (
     "requests",
     "running",
     "scheduler_config",
+    "vllm_config",
     "waiting",
     "_inflight_prefills",
     "_pause_state",

@@ -65,7 +65,8 @@ class Conductor:
                 "use budget fixed or --enable-chunked-prefill",
             )
         self.model = learned or StepTimeModel()
-        self.policy = Policy(settings, self.model, self._step_tokens)
+        in_flight = scheduler.vllm_config.max_concurrent_batches
+        self.policy = Policy(settings, self.model, self._step_tokens, in_flight)
         self.tracks = Tracks(self.policy)
         self.clock = StepClock(self.model)
         self.report = StepReport(self.policy, self.tracks.clamped)

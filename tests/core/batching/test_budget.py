@@ -32,15 +32,17 @@ def step(deadlines=(), tokens=100_000):
     )
 
 
-def allow(deadlines=(), ttft_slo_s=1_000.0, gap_s=0.0, *, tpot_slo_s=TPOT_S, client_s=None):
+def allow(
+    deadlines=(), ttft_slo_s=1_000.0, gap_s=0.0, *, tpot_slo_s=TPOT_S, client_s=None, in_flight=1
+):
     """What a step may spend; client_s: a client's TTFT limit, tighter than the engine's."""
     values = {"tpot_slo_s": tpot_slo_s, "ttft_slo_s": ttft_slo_s}
-    made = DeadlineBudget(MODEL, parse(values, MAX_MODEL_LEN))
+    made = DeadlineBudget(MODEL, parse(values, MAX_MODEL_LEN), in_flight)
     return made.allow(step(deadlines), NOW_S, client_s or ttft_slo_s, gap_s)
 
 
-def limit_s(*deadlines, ttft_limit_s=1_000.0, gap_s=0.0):
-    return allow(deadlines, ttft_limit_s, gap_s).limit_s
+def limit_s(*deadlines, ttft_limit_s=1_000.0, gap_s=0.0, in_flight=1):
+    return allow(deadlines, ttft_limit_s, gap_s, in_flight=in_flight).limit_s
 
 
 @given(st.integers(0, 10_000), st.floats(0.1, 10))
@@ -70,6 +72,18 @@ def test_whoever_arrives_waits_for_a_short_step(ahead, ttft_limit_s):
     least_s = rules.LEAST_STEP * alone_s(len(ahead))
     longest_s = max(least_s, rules.RESPONSIVE_SHARE * ttft_limit_s)
     assert limit_s(*ahead, ttft_limit_s=ttft_limit_s) <= longest_s
+
+
+@given(st.lists(st.floats(0, 50), max_size=8), st.floats(0.05, 30), st.integers(1, 5))
+def test_whoever_arrives_waits_as_long_however_many_steps_are_in_flight(
+    ahead, ttft_limit_s, in_flight
+):
+    """Half of the running step and the others whole take no more than half a step would alone."""
+    longest_s = limit_s(*ahead, ttft_limit_s=ttft_limit_s, in_flight=in_flight)
+    share_s = rules.RESPONSIVE_SHARE * ttft_limit_s
+    if longest_s > rules.LEAST_STEP * alone_s(len(ahead)):
+        assert (in_flight - 0.5) * longest_s <= 0.5 * share_s + 1e-9
+    assert longest_s <= limit_s(*ahead, ttft_limit_s=ttft_limit_s)
 
 
 @given(st.integers(1, 64), st.floats(1e-6, 0.2))
@@ -145,7 +159,7 @@ def test_more_slack_never_means_a_smaller_step(ahead, extra):
 
 
 def test_an_unknown_machine_starts_with_small_steps():
-    cold = DeadlineBudget(StepTimeModel(), parse({}, MAX_MODEL_LEN))
+    cold = DeadlineBudget(StepTimeModel(), parse({}, MAX_MODEL_LEN), 1)
     allowed = cold.allow(step(tokens=8_192), NOW_S, 1.0, 0.0)
     assert 0 < allowed.tokens <= rules.COLD_TOKENS
     assert allowed.reason == "cold"

@@ -12,7 +12,8 @@ RESPONSIVE_SHARE: Final = 0.35
 QUIET_RESPONSIVE_SHARE: Final = 0.9
 """No step lasts longer than this share of the smallest TTFT limit in use: whoever
 arrives waits for the running step to end. While few arrive and nothing decodes, steps
-may be longer, as fewer of them waste less on each step's fixed cost."""
+may be longer, as fewer of them waste less on each step's fixed cost. Where more steps are in
+flight, all are shorter (`waiting_s`)."""
 LEAST_STEP: Final = 1.5
 """A step may last this many times as long as it would without prefill: where an engine is slow
 for its limits, short steps would be all overhead and prefill would hardly move."""
@@ -40,6 +41,15 @@ COLD_TOKENS: Final = 128
 UNSETTLED_FLOOR_TOKENS: Final = 64
 """The floor while little is known: a first fit that is too high must not starve prefill,
 which would also keep the model from learning better."""
+
+
+def waiting_limit_s(ttft_limit_s: float, steps_in_flight: int) -> float:
+    """What of a TTFT limit the length of one step is measured by.
+
+    An arrival meets a step half done on average, and waits for all others in flight too:
+    three halves with asynchronous scheduling's two, so each may be a third as long.
+    """
+    return ttft_limit_s / (2 * steps_in_flight - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +107,11 @@ class DeadlineBudget:
 
     uses_deadlines = True
 
-    def __init__(self, model: StepTimeModel, settings: BatchingSettings) -> None:
+    def __init__(
+        self, model: StepTimeModel, settings: BatchingSettings, steps_in_flight: int
+    ) -> None:
         self._model = model
+        self._steps_in_flight = steps_in_flight
         self._ttft_s = settings.ttft_slo_s
         self._tpot_s = settings.tpot_slo_s
 
@@ -109,13 +122,14 @@ class DeadlineBudget:
         base_s = self._model.predict(alone)
         if RESPONSIVE_SHARE * ttft_limit_s < LEAST_STEP * base_s:
             ttft_limit_s = self._ttft_s  # a client's limit that no step can be short enough for
-        shortest_s = max(RESPONSIVE_SHARE * ttft_limit_s, LEAST_STEP * base_s)
+        waiting_s = waiting_limit_s(ttft_limit_s, self._steps_in_flight)
+        shortest_s = max(RESPONSIVE_SHARE * waiting_s, LEAST_STEP * base_s)
         limit_s, reason = shortest_s, "responsive"
         stretched_s, later_s = STRETCH * shortest_s, 0.0
         if not step.decodes:
             quiet_s = max(
-                min(GAP_SHARE * gap_s, QUIET_RESPONSIVE_SHARE * ttft_limit_s),
-                min(IDLE_GAP_SHARE * gap_s, IDLE_RESPONSIVE_SHARE * ttft_limit_s),
+                min(GAP_SHARE * gap_s, QUIET_RESPONSIVE_SHARE * waiting_s),
+                min(IDLE_GAP_SHARE * gap_s, IDLE_RESPONSIVE_SHARE * waiting_s),
             )
             limit_s = max(shortest_s, quiet_s)
             stretched_s = max(stretched_s, quiet_s)

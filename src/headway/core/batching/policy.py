@@ -13,6 +13,7 @@ from headway.core.batching.budget import (
     Budget,
     DeadlineBudget,
     FixedBudget,
+    waiting_limit_s,
 )
 from headway.core.batching.caps import Caps
 from headway.core.batching.clients import Granted, grant
@@ -35,8 +36,18 @@ TIGHT_LIMIT_MEMORY_S: Final = 60.0
 class Policy:
     """Plans steps. The host adds arrivals, discards what left, and applies each plan."""
 
-    def __init__(self, settings: BatchingSettings, model: StepTimeModel, step_tokens: int) -> None:
-        """step_tokens: the engine's token budget for a step."""
+    def __init__(
+        self,
+        settings: BatchingSettings,
+        model: StepTimeModel,
+        step_tokens: int,
+        steps_in_flight: int = 1,
+    ) -> None:
+        """step_tokens: the engine's token budget for a step.
+
+        steps_in_flight: how many the engine schedules before it has their results, with the one
+            that runs.
+        """
         self.settings = settings
         self.model = model
         self.caps = Caps(
@@ -47,10 +58,13 @@ class Policy:
         self.clock = PrefillClock(model, settings, step_tokens)
         self.order = ORDER_BY_NAME[settings.order](self.caps, self.clock)
         self.budget: Budget = (
-            DeadlineBudget(model, settings) if settings.budget == "deadline" else FixedBudget()
+            DeadlineBudget(model, settings, steps_in_flight)
+            if settings.budget == "deadline"
+            else FixedBudget()
         )
         self.backlog = Backlog(self.order, self.caps.is_long)
         self._shares = Shares()
+        self._steps_in_flight = steps_in_flight
         self._steps = 0
         self._waits = 0
         self._tight_limit_s = settings.ttft_slo_s
@@ -107,7 +121,8 @@ class Policy:
         self._steps += 1
         ttft_s = self._smallest_ttft_limit_s(now_s)
         allowance = self.budget.allow(step, now_s, ttft_s, self._gap_s(now_s))
-        self.clock.new_step(min(allowance.limit_s or 0.0, RESPONSIVE_SHARE * ttft_s))
+        waiting_s = waiting_limit_s(ttft_s, self._steps_in_flight)
+        self.clock.new_step(min(allowance.limit_s or 0.0, RESPONSIVE_SHARE * waiting_s))
         if self._waits == MAX_WAITS:
             allowance = replace(allowance, later_s=0.0)
         planner = StepPlanner(

@@ -52,7 +52,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
         "feasible-first",
         "deadline",
         4,
-        1,
+        2,
     ),
 }
 DEFAULT_POLICY: Final = "slo"
@@ -168,7 +168,7 @@ class BatchingSettings:
         "prompts that may be mid-prefill at once", Cardinal(), default_said=_THE_POLICYS
     )
     max_long_partial_prefills: int = _setting(
-        "of these, how many may be long", Cardinal(), default_said="1"
+        "of these, how many may be long", Cardinal(), default_said=_THE_POLICYS
     )
     long_prefill_token_threshold: int = _setting(
         f'a prompt with more uncached tokens is long; with policy "{STOCK}" vLLM\'s own flag',
