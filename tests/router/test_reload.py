@@ -158,7 +158,9 @@ async def test_what_needs_a_restart_is_told(tmp_path):
         text = path.read_text()
         path.write_text(text.replace("port = 0\nadmin", 'port = 1\nhost = "::1"\nadmin', 1))
         process.signal(signal.SIGHUP)
-        assert "host, port will change with a restart" in await process.says("restart")
+        assert "router.host stays 127.0.0.1, not ::1, until" in await process.says("router.host")
+        assert "router.port stays 0, not 1, until" in await process.says("router.port")
+        await process.says("all other settings applied")
 
 
 @on_loop

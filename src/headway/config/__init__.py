@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headway.config.changes import waiting
 from headway.config.checks import EngineAddress
 from headway.config.explain import explain
 from headway.config.fleet import Batching, Fleet
@@ -72,6 +73,7 @@ __all__ = [
     "schema",
     "schema_text",
     "server_tls",
+    "waiting",
     "warnings",
 ]
 

@@ -166,7 +166,8 @@ class RouterStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatus:
     """A fleet. serving: the router sends requests to every engine that may get them. busy: the
-    operation under way, if there is one. endpoint, admin: URLs of the router.
+    operation under way, if there is one. endpoint, admin: URLs of the router. waiting: what the
+    file says that counts from the next start.
     """
 
     name: str
@@ -179,6 +180,7 @@ class FleetStatus:
     stopping: bool = False
     serving: bool = False
     busy: str | None = None
+    waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

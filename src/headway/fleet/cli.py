@@ -221,6 +221,14 @@ def _operate(arguments: argparse.Namespace, say: Say) -> int:
         return commands.scale(name, pool, count, say)
     if asked == "restart":
         return commands.restart(name, arguments.pool, say)
+    return _end_or_reload(arguments, name, say)
+
+
+def _end_or_reload(arguments: argparse.Namespace, name: str, say: Say) -> int:
+    from headway.fleet.operate import commands  # noqa: PLC0415
+
+    if arguments.command == "reload":
+        return commands.reload(name, say)
     return commands.down(name, say, force=arguments.force)
 
 
@@ -267,6 +275,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], Non
     "undrain": ("send requests to an engine again", _add_engine),
     "scale": ("change how many engines a pool has", _add_scale),
     "restart": ("restart a pool's engines, one after the other", _add_restart),
+    "reload": ("have a running fleet read its file again", _add_name),
     "down": ("stop a fleet, once running requests have ended", _add_down),
     "render": ("write what runs the fleet elsewhere", _add_render),
     "doctor": ("check the installation, the file, and the fleet if it runs", _add_doctor),

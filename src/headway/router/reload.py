@@ -33,7 +33,7 @@ class Reload:
         tls: ssl.SSLContext | None,
     ) -> None:
         """read: reads the configuration again; None if it isn't in a file."""
-        self._start = config.router
+        self._start = config
         self._config = config
         self._read = read
         self._say = say
@@ -72,17 +72,10 @@ class Reload:
         self._seen = _stamps(new.files) | {p: s for p, s in stamps.items() if p in new.files}
         for warning in settings.warnings(new):
             self._say(f"warning: {warning}")
-        fixed = _fixed(self._start, new.router)
-        if fixed:
-            self._say(f"{why}: {', '.join(fixed)} will change with a restart")
-        self._say(f"{why}: settings applied")
-
-
-def _fixed(old: settings.Router, new: settings.Router) -> list[str]:
-    """What differs and can't be changed while the router listens."""
-    fixed = ("host", "port", "admin_port", "keep_alive_s")
-    names = [name for name in fixed if getattr(old, name) != getattr(new, name)]
-    return [*names, "tls"] if (old.tls is None) != (new.tls is None) else names
+        waiting = settings.waiting(self._start, new)
+        for each in waiting:
+            self._say(f"{why}: {each}, until the router is restarted")
+        self._say(f"{why}: {'all other ' if waiting else ''}settings applied")
 
 
 def _stamps(files: Iterable[pathlib.Path]) -> Stamps:

@@ -1,10 +1,12 @@
 """The state directory: one supervisor a name, nothing of the last run in the way."""
 
+import errno
 import fcntl
 import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +102,23 @@ def test_a_directory_that_cannot_be_is_one_line_with_what_to_set(used, tmp_path)
     home = Home("one", {"XDG_STATE_HOME": str(tmp_path / "file")})
     with pytest.raises(FleetError, match="can't be used: Not a directory; set XDG_STATE_HOME"):
         used(home)
+
+
+@pytest.mark.parametrize("step", ["touch", "write_text", "replace"])
+def test_a_file_that_can_not_be_written_is_as_it_was(tmp_path, monkeypatch, step):
+    """On a full disk, wherever it shows."""
+    home = Home("f", {"XDG_STATE_HOME": str(tmp_path)})
+    home.make()
+    home.write_router_file("before")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, step, full)
+        with pytest.raises(FleetError, match="can't be used: No space left on device"):
+            home.write_router_file("after")
+    assert home.router_file.read_text() == "before"
+    assert sorted(each.name for each in home.path.iterdir()) == ["logs", "router.toml", "scratch"]
+    home.write_router_file("after")
+    assert home.router_file.read_text() == "after"

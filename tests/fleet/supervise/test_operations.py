@@ -1,13 +1,16 @@
 """What the supervisor's socket takes: whatever else is asked is refused in few words."""
 
 import asyncio
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import pytest
 
+from headway import config as config_module
 from headway.core.errors import HeadwayError
 from headway.fleet.errors import FleetError
+from headway.fleet.plan.spec import EngineSpec, FleetSpec
 from headway.fleet.supervise.operations import Operations
 
 WRONG = (
@@ -47,6 +50,73 @@ def test_a_request_that_makes_no_sense_is_refused_in_few_words(request_):
     asyncio.run(main())
 
 
+class Placed:
+    """Members that can be added and removed, of which `fails` can't."""
+
+    def __init__(self, specs, fails=None):
+        self.by_name = {spec.name: SimpleNamespace(spec=spec) for spec in specs}
+        self.fails = fails
+
+    def add(self, spec):
+        if spec.name == self.fails:
+            raise FleetError("no port is free")
+        self.by_name[spec.name] = SimpleNamespace(spec=spec)
+        return self.by_name[spec.name]
+
+    def remove(self, member):
+        del self.by_name[member.spec.name]
+
+
+@pytest.mark.parametrize("fault", ["devices", "p-1", "p-2", "router file"])
+def test_a_reload_that_can_not_be_written_down_leaves_all_as_it_was(fault):
+    """Wherever the disk is full, or a port can't be had."""
+    config = config_module.parse('[[pool]]\nname = "p"\n', starts=True)
+    bigger = dataclasses.replace(config, router=dataclasses.replace(config.router, port=1))
+
+    def spec(count, config):
+        engines = [
+            EngineSpec(name=f"p-{n}", pool="p", role="both", model=None, devices=(n,))
+            for n in range(count)
+        ]
+        return FleetSpec(
+            name="f",
+            placement="local",
+            start_timeout_s=1,
+            hang_s=1,
+            drain_s=1,
+            engines=tuple(engines),
+            config=config,
+        )
+
+    def full(_):
+        raise FleetError("the state directory can't be used: No space left on device")
+
+    before, said = spec(1, config), []
+    members = Placed(before.engines, fault)
+    running = dict(members.by_name)
+    claimed = []
+    plans = SimpleNamespace(
+        rescale=lambda now, pool, count: spec(count, now.config), read=lambda: spec(3, bigger)
+    )
+    operations = Operations(
+        before,
+        plans,
+        members,
+        None,
+        full if fault == "router file" else lambda _: None,
+        full if fault == "devices" else claimed.append,
+        said.append,
+    )
+    with pytest.raises(FleetError):
+        asyncio.run(operations.reload())
+    assert operations.spec is before
+    assert members.by_name == running
+    assert operations.waiting == ()
+    assert operations.busy == ""
+    assert claimed[-1:] in ([], [{0}])
+    assert said[0].startswith("reload: everything stays as it is:")
+
+
 def test_a_fleet_that_may_not_have_a_device_stays_as_it_is():
     def spec(*engines):
         return SimpleNamespace(engines=engines, config=None)
@@ -68,4 +138,4 @@ def test_a_fleet_that_may_not_have_a_device_stays_as_it_is():
         operations.scale("p", 2)
     assert operations.spec is before
     assert list(members.by_name) == ["p-0"]
-    assert claimed == [{0, 1}], "what runs is claimed too"
+    assert claimed == [{0, 1}, {0}], "what runs is claimed too, and all that is in the end"

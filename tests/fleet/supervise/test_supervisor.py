@@ -464,6 +464,15 @@ def test_a_hangup_reads_the_file_again(fleet):
     running.process.send_signal(signal.SIGHUP)
     running.until("all-1", "ready")
     running.heard("reload: done")
+    assert running.status()["waiting"] == []
+    port = running.spec["router"]["port"]
+    running.describe(router=running.spec["router"] | {"port": 2})
+    asked = running.ask("reload")
+    assert asked == {"restart": [], "waiting": [f"router.port stays {port}, not 2"]}
+    assert running.status()["waiting"] == asked["waiting"]
+    running.heard("reload: done, but for what is named above")
+    running.describe(router=running.spec["router"] | {"port": port})
+    assert running.ask("reload") == {"restart": [], "waiting": []}
     running.describe(pools={"all": ["both", 2], "more": ["both", 1]})
     with pytest.raises(FleetError, match=r"to add or remove pools \(more\) use headway down"):
         running.ask("reload")

@@ -38,12 +38,7 @@ def claim(home: Home, devices: Collection[int], *, cpu: bool) -> None:
                 f"{others[taken[0]]}; use others, or end it with headway down --name "
                 f"{others[taken[0]]}"
             )
-        try:
-            new = home.devices_file.with_suffix(".new")
-            new.write_text(json.dumps({"cpu": cpu, "devices": sorted(devices)}))
-            new.replace(home.devices_file)
-        except OSError as error:
-            raise unusable(home.path, error) from error
+        home.write(home.devices_file, json.dumps({"cpu": cpu, "devices": sorted(devices)}))
 
 
 def _of(home: Home, *, cpu: bool) -> tuple[int, ...]:

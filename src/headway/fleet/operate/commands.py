@@ -84,6 +84,18 @@ def restart(name: str, pool: str, say: Say) -> int:
     return 0
 
 
+def reload(name: str, say: Say) -> int:
+    """Have the file read again; says what of it counts only later."""
+    done = ask(name, {"do": "reload"})
+    for pool in done["restart"]:
+        say(f"what is new for {pool} needs headway restart {pool}")
+    for each in done["waiting"]:
+        say(f"{each}, until headway down and headway up")
+    named = done["restart"] or done["waiting"]
+    say("all else counts from now on" if named else "the file's settings count from now on")
+    return 0
+
+
 def down(name: str, say: Say, *, force: bool) -> int:
     """Stop a fleet; returns when nothing of it is left."""
     ask(name, {"do": "down", "force": force}, _SOON_S)

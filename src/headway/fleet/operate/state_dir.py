@@ -78,11 +78,23 @@ class Home:
             raise unusable(self.path, error) from error
 
     def write_router_file(self, text: str) -> None:
-        """Replace the router's file as a whole."""
-        new = self.router_file.with_suffix(".new")
-        new.touch(0o600)
-        new.write_text(text)
-        new.replace(self.router_file)
+        """Replace the router's file as a whole. Raises FleetError; it is as it was then."""
+        self.write(self.router_file, text)
+
+    def write(self, file: Path, text: str) -> None:
+        """Replace a file of the directory as a whole, for its owner alone.
+
+        Raises FleetError where it can't be written; it is as it was then.
+        """
+        new = file.with_suffix(".new")
+        try:
+            new.touch(0o600)
+            new.write_text(text)
+            new.replace(file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise unusable(self.path, error) from error
 
     @contextlib.contextmanager
     def locked(self, say: Callable[[str], None]) -> Iterator[int]:

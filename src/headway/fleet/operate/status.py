@@ -68,6 +68,7 @@ def text(seen: Seen) -> str:
     lines = [
         f"fleet {fleet.name}: {ready} of {len(engines)} engines ready; {_endpoint(seen)}",
         *([f"{doing} is under way"] if doing else []),
+        *(f"{each}, until headway down and headway up" for each in fleet.waiting),
         *([_goodput(seen.goodput)] if seen.goodput else []),
         "",
         *(_columns([_HEADS, *(_cells(engine, seen) for engine in engines)]) if engines else []),

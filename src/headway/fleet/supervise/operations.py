@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from headway.config import Config
+from headway.config import Config, waiting
 from headway.core.errors import HeadwayError
 from headway.fleet.errors import FleetError
 from headway.fleet.plan.spec import EngineSpec, FleetSpec
@@ -55,6 +55,7 @@ class Operations:
     ) -> None:
         self.spec = spec
         self.busy = ""
+        self._started = spec
         self._file = spec
         """The fleet as the file described it when it was last read."""
         self._plans = plans
@@ -171,21 +172,38 @@ class Operations:
         back = [name for name in wanted.keys() - running if name in self._members.by_name]
         if back:
             raise FleetError(f"{', '.join(sorted(back))} is still being stopped; try again later")
-        self._hold(new.engines)
+        added = self._write_down(new, [wanted[name] for name in wanted if name not in running])
         for name in wanted.keys() & running:
             self._members.by_name[name].spec = wanted[name]
         self.spec = new
         gone = [self._members.by_name[name] for name in running - wanted.keys()]
         for member in gone:
             member.keeper.on(Stop())
-        added = [self._members.add(e) for e in new.engines if e.name not in running]
-        self._write(new.config)
         for member in added:
             member.keeper.on(Start())
         for member in gone:
             task = asyncio.create_task(self._let_go(member))
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
+
+    def _write_down(self, new: FleetSpec, more: Iterable[EngineSpec]) -> list[Member]:
+        """Have the devices and places of more engines, and the router know them, or nothing at all.
+
+        Raises FleetError where something of it can't be had or written.
+        """
+        added: list[Member] = []
+        try:
+            self._hold(new.engines)
+            for engine in more:
+                added.append(self._members.add(engine))  # noqa: PERF401  those before one that fails
+            self._write(new.config)
+        except BaseException:
+            for member in added:
+                self._members.remove(member)
+            with contextlib.suppress(FleetError):
+                self._hold(())
+            raise
+        return added
 
     def _hold(self, more: Iterable[EngineSpec]) -> None:
         """Have the devices of all engines there are, and of these. Raises FleetError."""
@@ -196,10 +214,12 @@ class Operations:
         await self.until(lambda: member.keeper.life.state is LifecycleState.STOPPED)
         if not self._ending:
             self._members.remove(member)
-            self._write(self.spec.config)
             self.wake()
-            with contextlib.suppress(FleetError):  # then nobody else gets its devices yet
+            try:
+                self._write(self.spec.config)
                 self._hold(())
+            except FleetError as error:  # until the next change the router looks for it in vain
+                self._say(f"{member.spec.name} has ended: {error}")
 
     # Restarting
 
@@ -236,10 +256,17 @@ class Operations:
 
     # The file
 
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """What the file says that counts from the fleet's next start."""
+        return waiting(self._started.config, self._file.config, fleet=True)
+
     async def reload(self) -> dict[str, Any]:
         """Read the file again: the router's settings and the pools' sizes count at once.
 
-        What else has changed of an engine counts at its next start, and is told.
+        What else has changed of an engine counts at its next start, what has of the fleet at the
+        fleet's; both are told. Raises FleetError where nothing has changed: the file is wrong, or
+        the state directory can't be written.
         """
         try:
             if self._plans.read is None:
@@ -251,8 +278,11 @@ class Operations:
             raise FleetError(str(error)) from error
         for pool in changed:
             self._say(f"reload: what is new for {pool} needs headway restart {pool}")
-        self._say("reload: done")
-        return {"restart": changed}
+        for each in self.waiting:
+            self._say(f"reload: {each}, until headway down and headway up")
+        named = changed or self.waiting
+        self._say("reload: done, but for what is named above" if named else "reload: done")
+        return {"restart": changed, "waiting": list(self.waiting)}
 
     def _take(self, file: FleetSpec) -> list[str]:
         """Become what the file says; the pools that need a restart."""

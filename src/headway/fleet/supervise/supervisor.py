@@ -280,6 +280,7 @@ class Supervisor:
             stopping=self._stop_asked.is_set(),
             serving=self._members.served(),
             busy=self._operations.busy,
+            waiting=self._operations.waiting,
             endpoint=self._front.endpoint,
             admin=self._front.admin,
             router=self._front.status(now_s),
