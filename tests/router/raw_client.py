@@ -273,6 +273,8 @@ class Sink:
         assert framed == chunk(data)
         self.write(data)
 
+    write_passing = write_chunk
+
     def on_gone(self, callback):
         if self.is_gone:
             callback()

@@ -177,7 +177,7 @@ class StreamTap:
 
 
 class StreamCleaner:
-    """Takes handoff parameters out of a stream, event by event.
+    """Takes handoff parameters out of a stream, and corrects its usage, event by event.
 
     Events without them pass as the very bytes that came, and what isn't part of an unfinished
     event passes at once. An unfinished event is held until it is whole: no client can use a part
@@ -189,9 +189,10 @@ class StreamCleaner:
         self._cached_tokens = cached_tokens
         self._limit = limit
         self._held = bytearray()
-        self._marks = tuple(f'"{name}"'.encode() for name in TRANSFER_FIELDS)
-        if cached_tokens is not None:
-            self._marks += (b'"cached_tokens"', b'"cache_read_input_tokens"')
+        self._marks = (
+            *(f'"{name}"'.encode() for name in TRANSFER_FIELDS),
+            *(b'"cached_tokens"', b'"cache_read_input_tokens"'),
+        )
 
     def feed(self, data: bytes) -> bytes:
         """Bytes that came; returns those that may pass now, perhaps none.

@@ -7,6 +7,7 @@ from typing import Final, Self
 from headway.core.errors import HeadwayError
 from headway.router.openai.errors import too_long
 from headway.router.state.engine import EngineState
+from headway.router.wire.coding import whole_answer
 from headway.router.wire.engines.pool import (
     Call,
     ConnectFailed,
@@ -18,6 +19,7 @@ from headway.router.wire.engines.pool import (
     TotalTimeout,
     UpstreamError,
 )
+from headway.router.wire.headers import uncoded
 from headway.router.wire.http1 import Headers
 from headway.router.wire.pieces import Body
 
@@ -143,9 +145,13 @@ class Leg:
         return self._call
 
     async def read(self, call: Call, limit: int) -> Body:
-        """An answer's whole body. Raises LegFailed."""
+        """An answer's whole body, uncompressed. Raises LegFailed."""
         try:
-            return await call.read(limit)
+            body = await call.read(limit)
+            if call.codings:
+                body = await whole_answer(body, call.codings, limit)
+                call.headers = uncoded(call.headers)
+            return body  # noqa: TRY300  both may break the leg
         except UpstreamError as error:
             raise self.broke(error, call.status) from error
 

@@ -19,7 +19,7 @@ from headway.router.openai.stream import Opening, StreamCleaner, StreamTap
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.wire.client_request import ClientRequest
-from headway.router.wire.engines.pool import Call, CutShort, Sink, UpstreamError
+from headway.router.wire.engines.pool import BadUpstream, Call, CutShort, Sink, UpstreamError
 from headway.router.wire.http1 import JSON_TYPE, Headers
 
 ANSWER_LIMIT_BYTES: Final = 1 << 28
@@ -63,8 +63,8 @@ class Reply:
         clean: handoff parameters are taken out. cached_tokens: see `strip_answer`.
         """
         if self._parsed.stream and streams_events(call.headers):
-            # Of all streams only that of /v1/responses may carry handoff parameters.
-            clean = clean and self._parsed.kind == "responses"
+            if call.codings:
+                raise leg.broke(BadUpstream("a compressed stream, which wasn't asked for"))
             cleaner = StreamCleaner(cached_tokens=cached_tokens) if clean else None
             await self._stream(leg, call, on_first, cleaner)
             return
@@ -222,7 +222,10 @@ class Reply:
 
 
 class Cleaned:
-    """A client to which a stream goes through a cleaner: a `Sink`."""
+    """A client to which a stream goes through a cleaner: a `Sink`.
+
+    Events that pass unread have nothing to be cleaned, and come only between two whole ones.
+    """
 
     def __init__(self, request: ClientRequest, cleaner: StreamCleaner) -> None:
         self._request = request
@@ -230,6 +233,11 @@ class Cleaned:
         self.write_chunk = None
         self.on_gone = request.on_gone
         self.on_flow = request.on_flow
+
+    @property
+    def write_passing(self) -> Callable[[bytes], object] | None:
+        """The client's own."""
+        return self._request.write_chunk
 
     @property
     def is_gone(self) -> bool:

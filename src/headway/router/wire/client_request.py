@@ -231,12 +231,11 @@ class ClientRequest:
 
     @property
     def write_chunk(self) -> Callable[[bytes], object] | None:
-        """Takes what `write` would make of a piece; None if it wouldn't make a chunk of it.
-
-        Valid until the answer is finished or the client gone.
-        """
+        """Takes what `write` makes of a piece until the answer's end; None if that is no chunk."""
         plain = self._chunked and not (self._held or self._mute or self.finished or self.is_gone)
         return self._link.sender if plain else None
+
+    write_passing = write_chunk
 
     def _send(self, data: bytes) -> None:
         head = self._held

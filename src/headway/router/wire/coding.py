@@ -1,16 +1,18 @@
-"""Request bodies that come compressed.
+"""Bodies that come compressed.
 
-Engines read them as they are written, so the router undoes what clients do to them.
+Engines read requests as they are written, so the router undoes what clients do to them; and what
+an engine does to an answer, unasked, so that the router can read it.
 """
 
 import asyncio
 import zlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from headway.core.admission import ByteCeiling
 from headway.router.wire.client_request import ClientRequest
 from headway.router.wire.errors import BodyError, BodyTooLarge
+from headway.router.wire.failures import BadUpstream, TooLarge
 from headway.router.wire.pieces import Body, append, gathered, parts_of
 
 _GZIP: Final = frozenset({b"gzip", b"x-gzip"})
@@ -45,8 +47,25 @@ def whole_body(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> Awai
     return _inflated(request, limit, ceiling)
 
 
+async def whole_answer(body: Body, coded: tuple[bytes, ...], limit: int) -> Body:
+    """An engine's answer, uncompressed. Raises BadUpstream, TooLarge."""
+    if len(coded) > 1 or coded[0] not in _GZIP:
+        said = b", ".join(coded)[:64].decode("latin-1")
+        raise BadUpstream(f"an answer with Content-Encoding {said}, which wasn't asked for")
+    try:
+        return await _uncompressed(body, limit, lambda _: None)
+    except BodyTooLarge:
+        raise TooLarge(f"an answer of more than {limit} bytes") from None
+    except BodyError as error:
+        raise BadUpstream(error.message) from None
+
+
 async def _inflated(request: ClientRequest, limit: int, ceiling: ByteCeiling) -> Body:
-    body = await request.body(limit, ceiling)
+    return await _uncompressed(await request.body(limit, ceiling), limit, request.hold)
+
+
+async def _uncompressed(body: Body, limit: int, hold: Callable[[int], None]) -> Body:
+    """hold: told of each piece's size before it is kept."""
     inflate = zlib.decompressobj(_GZIP_BITS)
     parts: list[bytes] = []
     size = 0
@@ -59,7 +78,7 @@ async def _inflated(request: ClientRequest, limit: int, ceiling: ByteCeiling) ->
         size += len(data)
         if size > limit:
             raise BodyTooLarge(limit)
-        request.hold(len(data))
+        hold(len(data))
         append(parts, data)
         if inflate.unconsumed_tail or len(data) == _SLICE_BYTES:
             waiting.append(inflate.unconsumed_tail)  # empty: there may be more in zlib's hands

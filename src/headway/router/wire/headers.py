@@ -46,9 +46,11 @@ _EVENTS_TYPE: Final = b"text/event-stream"
 _OURS: Final = b"x-headway-"
 _CLIENT_DROPPED: Final = CLIENT_HEADERS_DROPPED | HOP_BY_HOP
 _ANSWER_DROPPED: Final = ANSWER_HEADERS_DROPPED | HOP_BY_HOP
-_REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | {
-    *(b"content-encoding", b"content-md5", b"digest", b"content-digest", b"etag")
-}
+_CODED: Final = frozenset(
+    {b"content-encoding", b"content-md5", b"digest", b"content-digest", b"etag"}
+)
+"""What describes the very bytes of an answer."""
+_REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | _CODED
 
 
 def upstream_lines(headers: Headers, *, request_id: str, api_key: str | None) -> bytes:
@@ -94,6 +96,11 @@ def _answer_lines(headers: tuple[Field, ...], rewritten: bool) -> bytes:  # noqa
     if events and _UNCACHED[0] not in fields:
         passed.append(_UNCACHED)
     return lines(passed)
+
+
+def uncoded(headers: Headers) -> tuple[Field, ...]:
+    """The fields of an answer whose coding was undone."""
+    return tuple([field for field in headers if field[0].lower() not in _CODED])
 
 
 def streams_events(headers: Headers) -> bool:

@@ -185,7 +185,7 @@ def _parse(raw: bytes) -> RequestHead:
         b"keep-alive" in options if http10 else b"close" not in options,
         _length(fields, http10=http10),
         not http10 and _expects_continue(fields.get(b"expect")),
-        _codings(headers),
+        codings(headers),
     )
 
 
@@ -229,7 +229,8 @@ def _length(fields: dict[bytes, bytes], *, http10: bool) -> int | None:
     return None
 
 
-def _codings(headers: Headers) -> tuple[bytes, ...]:
+def codings(headers: Headers) -> tuple[bytes, ...]:
+    """How a body's content is coded, lower-case, in the order in which that was done."""
     listed = b",".join([value for name, value in headers if name == b"content-encoding"])
     return tuple([coding for coding in tokens(listed) if coding != b"identity"])
 

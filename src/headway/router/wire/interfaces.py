@@ -32,6 +32,10 @@ class Sink(Departing, Protocol):
     def write_chunk(self) -> Callable[[bytes], object] | None:
         """Once something was written: takes a piece framed by `http1.chunk`; None: can't."""
 
+    @property
+    def write_passing(self) -> Callable[[bytes], object] | None:
+        """As write_chunk, for events that need not be fed to the tap (`Passing`)."""
+
     def on_flow(self, callback: Callable[[], None] | None) -> None:
         """Calls back each time `writable` has changed."""
 

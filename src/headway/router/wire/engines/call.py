@@ -15,7 +15,7 @@ from headway.router.wire.failures import (
     TotalTimeout,
     UpstreamDied,
 )
-from headway.router.wire.http1 import Field, chunk
+from headway.router.wire.http1 import Field, chunk, codings
 from headway.router.wire.interfaces import Carrier, Sink, Tap
 from headway.router.wire.pieces import PIECE_BYTES, Body, append, gathered
 
@@ -108,6 +108,11 @@ class Call:
     def framed(self) -> bool:
         """Whether the answer says where its body ends, so that the connection's end doesn't."""
         return self.length is not None or b"transfer-encoding" in dict(self.headers)
+
+    @property
+    def codings(self) -> tuple[bytes, ...]:
+        """How the engine has coded its answer, though it is asked not to."""
+        return codings(self.headers)
 
     async def read(self, limit: int) -> Body:
         """The whole body.
@@ -286,9 +291,10 @@ class Call:
                 self._tap.feed(data, came_s)
             sink.write(data)
             self._write_chunk = sink.write_chunk
-            if self._tap is not None and self._write_chunk is not None and not self.over:
+            write_passing = sink.write_passing
+            if self._tap is not None and write_passing is not None and not self.over:
                 self._passing = passing = self._tap.passing
-                passing.write = self._write_chunk
+                passing.write = write_passing
                 self._connection.passing = passing
         except Exception as error:  # noqa: BLE001 - pump() raises it, whatever it is
             self.fail(error)
