@@ -65,7 +65,7 @@ GIVEN = {
 
 
 def test_the_starting_settings_are_all_there():
-    settings, sections = form(Pool)
+    settings, sections, _ = form(Pool)
     assert set(GIVEN) == set(STARTING) <= {*(s.name for s in settings), *sections}
 
 

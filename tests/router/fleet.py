@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 
 import httptools
@@ -241,11 +242,19 @@ def any_work(engine):
     return any(getattr(work, name) for name in type(work).__slots__)
 
 
+def _table(name, values):
+    """Its own settings first, as TOML wants it."""
+    inner = {key: value for key, value in values.items() if isinstance(value, dict)}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if k not in inner]
+    more = [_table(f"{name}.{json.dumps(key)}", value) for key, value in inner.items()]
+    return [f"[{name}]", *lines, *itertools.chain(*more)]
+
+
 def _toml(settings, pools):
     lines, tables = ["[router]"], []
     for key, value in settings.items():
         if isinstance(value, dict):
-            tables += [f"[router.{key}]", *(f"{k} = {json.dumps(v)}" for k, v in value.items())]
+            tables += _table(f"router.{key}", value)
         else:
             lines.append(f"{key} = {json.dumps(value)}")
     for pool in pools:

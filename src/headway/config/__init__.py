@@ -12,7 +12,8 @@ from typing import Any
 
 from headway.config.changes import waiting
 from headway.config.checks import EngineAddress
-from headway.config.explain import explain
+from headway.config.clients import EVERYONE, ClientSettings
+from headway.config.explain import explain, told_clients
 from headway.config.fleet import Batching, Fleet
 from headway.config.keys import KeyHash, KeyRing, engine_key, hash_key, read_file, repeated
 from headway.config.lines import Path, key_lines
@@ -45,7 +46,9 @@ from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY
 from headway.home import expanded
 
 __all__ = [
+    "EVERYONE",
     "Batching",
+    "ClientSettings",
     "Config",
     "ConfigError",
     "EngineAddress",
@@ -73,6 +76,7 @@ __all__ = [
     "schema",
     "schema_text",
     "server_tls",
+    "told_clients",
     "waiting",
     "warnings",
 ]

@@ -4,11 +4,13 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from headway.config.clients import EVERYONE
 from headway.config.fleet import STARTING
 from headway.config.lines import Path
 from headway.config.model import Config, Pool, Router
 from headway.config.reading import REQUIRED, UNSET, Setting, form, header
 from headway.config.rules import warnings
+from headway.core.client_range import told
 
 
 def explain(config: Config) -> str:
@@ -43,6 +45,22 @@ def _summary(config: Config) -> Iterator[str]:
         f"on time: TTFT of at most max({slo.ttft_s:g} s, {slo.ttft_factor:g} x the prefill alone), "
         f"TPOT of at most {slo.tpot_s:g} s"
     )
+    yield from told_clients(router)
+
+
+def told_clients(router: Router) -> Iterator[str]:
+    """What clients may ask for, a line for each range."""
+    for name, allowed in router.client_ranges.items():
+        who = name
+        if name == EVERYONE:
+            who = "clients" if not router.clients else "other clients"
+        done = "refused" if allowed.refuses else "clamped"
+        yield (
+            f"{who} may ask for priority {told(allowed.priority)} "
+            f"(default {allowed.default_priority}), "
+            f"TTFT limits {told(allowed.ttft_slo_s, ' s')} and "
+            f"TPOT limits {told(allowed.tpot_slo_s, ' s')}; more is {done}"
+        )
 
 
 def _duty(router: Router, pool: Pool) -> str:
@@ -74,7 +92,7 @@ def _section_rows(
 ) -> Iterator[tuple[str, str, str]]:
     """Rows of a section and of those within; hidden: settings that say nothing here."""
     kind: type = type(holder)
-    settings, sections = form(kind)
+    settings, sections, named = form(kind)
     yield header(at), "", ""
     for setting in settings:
         if setting.name not in hidden:
@@ -85,6 +103,9 @@ def _section_rows(
             yield f"{header((*at, name))} (not set: off)", "", ""
         elif name not in hidden:
             yield from _section_rows(config, inner, (*at, name))
+    for name in named:
+        for own, inner in getattr(holder, name).items():
+            yield from _section_rows(config, inner, (*at, name, own))
 
 
 def _row(config: Config, path: Path, setting: Setting, value: object) -> tuple[str, str, str]:

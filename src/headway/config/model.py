@@ -21,10 +21,13 @@ from headway.config.checks import (
     Text,
     Whole,
 )
+from headway.config.clients import CLIENT, EVERYONE, ClientSettings
 from headway.config.fleet import DEVICE, MODEL, Batching, Fleet, Variables, VllmFlag
 from headway.config.keys import KeyEntry, KeyHash, KeyRing
 from headway.config.problems import Source
+from headway.config.reading import Named
 from headway.core.batching.settings import LONG_PREFILL_TOKENS
+from headway.core.client_range import ClientRange
 from headway.core.routing.strategies import (
     DEFAULT_STRATEGY,
     LENGTH_STRATEGIES,
@@ -215,6 +218,9 @@ class Router:
     slo: SloSettings = SloSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     keys: Keys = Keys()
+    clients: Annotated[Mapping[str, ClientSettings], Named(ClientSettings, CLIENT)] = field(
+        default_factory=dict
+    )
     retries: Retries = Retries()
     health: Health = Health()
 
@@ -222,6 +228,16 @@ class Router:
     def routing(self) -> Strategy:
         """The row of its strategy."""
         return STRATEGY_BY_NAME[self.strategy]
+
+    @property
+    def client_ranges(self) -> dict[str, ClientRange]:
+        """What clients may ask for, by name; EVERYONE's is there, and for all others."""
+        named = {EVERYONE: ClientSettings(), **self.clients}
+        slo = self.slo
+        return {
+            name: client.range(name, ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
+            for name, client in named.items()
+        }
 
     @property
     def bodies_bytes(self) -> int:

@@ -4,9 +4,11 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from headway.config.checks import EngineAddress
+from headway.config.clients import EVERYONE
 from headway.config.model import Config, Router
-from headway.config.problems import Problems
+from headway.config.problems import Problems, dotted
 from headway.config.starting import Pools, check_places, check_starts
+from headway.core.client_range import nearest, told
 from headway.core.routing.strategies import LENGTH_STRATEGIES, SPLIT_STRATEGY
 
 if TYPE_CHECKING:
@@ -63,6 +65,13 @@ def _consistent(router: Router, problems: Problems) -> None:
             ("router", "timeouts", "total_s"),
             f"{times.total_s:g} is less than first_byte_s; use {times.first_byte_s:g} or more",
         )
+    for name, allowed in router.client_ranges.items():
+        default, at = allowed.default_priority, ("router", "clients", name)
+        if problems.clear_of(at) and nearest(default, allowed.priority) != default:
+            problems.add(
+                (*at, "default_priority"),
+                f"{default} is outside the range; use a whole number {told(allowed.priority)}",
+            )
 
 
 def warnings(config: Config) -> tuple[str, ...]:
@@ -86,6 +95,11 @@ def warnings(config: Config) -> tuple[str, ...]:
             for pool in config.pools
             if pool.max_prompt_tokens is not None
         ]
+    found += [
+        f"{dotted(('router', 'clients', name))} has no effect: no key has this name"
+        for name in router.clients
+        if name != EVERYONE and name not in config.keys.names
+    ]
     return tuple(found)
 
 

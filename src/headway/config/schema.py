@@ -31,7 +31,7 @@ def schema_text() -> str:
 
 
 def _section(cls: type) -> dict[str, Any]:
-    settings, sections = form(cls)
+    settings, sections, named = form(cls)
     properties: dict[str, Any] = {}
     for setting in settings:
         described = {"description": setting.meaning, **setting.check.schema()}
@@ -39,6 +39,10 @@ def _section(cls: type) -> dict[str, Any]:
             described["default"] = setting.default
         properties[setting.name] = described
     properties |= {name: _section(inner) for name, inner in sections.items()}
+    for name, each in named.items():
+        names = {"pattern": each.name.schema()["pattern"]}
+        inner = _section(each.cls)
+        properties[name] = {"type": "object", "propertyNames": names, "additionalProperties": inner}
     required = [setting.name for setting in settings if setting.default is REQUIRED]
     return {
         "description": cls.__doc__ or "",

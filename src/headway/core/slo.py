@@ -16,6 +16,9 @@ from typing import Final, NamedTuple
 REFUSALS: Final = (429, 503)
 """Statuses of answers that say: not now."""
 KEY_REFUSALS: Final = (401, 403)
+TTFT_ARGUMENT: Final = "headway_ttft_slo_s"
+TPOT_ARGUMENT: Final = "headway_tpot_slo_s"
+"""What a client's own limits are called in a request's `vllm_xargs`; seconds."""
 
 
 class Limits(NamedTuple):

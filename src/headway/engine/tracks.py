@@ -10,11 +10,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from headway.core.batching.budget import PACE
 from headway.core.batching.policy import Policy
+from headway.core.slo import TPOT_ARGUMENT, TTFT_ARGUMENT
 
 OLDEST_S: Final = 3600.0
 """An arrival stamp further back is not believed."""
-TTFT_ARGUMENT: Final = "headway_ttft_slo_s"
-TPOT_ARGUMENT: Final = "headway_tpot_slo_s"
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from headway import config as settings
 from headway.config.lines import Path
-from headway.config.reading import REQUIRED, Setting
+from headway.config.reading import ANY_NAME, REQUIRED, Setting
 from headway.core.errors import HeadwayError, SettingError
 
 DESCRIPTION: Final = """\
@@ -70,6 +70,9 @@ def route(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     for warning in settings.warnings(config):
         say(f"warning: {warning}")
+    if config.router.clients:
+        for line in settings.told_clients(config.router):
+            say(line)
     read = (lambda: _config(arguments)) if arguments.config else None
     return run(config, read, say)
 
@@ -99,7 +102,9 @@ def _config(arguments: argparse.Namespace) -> settings.Config:
 
 
 def _settings() -> Iterator[tuple[Path, Setting]]:
-    return settings.all_settings(settings.Router, ("router",))
+    """Those that there is a flag for: sections with names of their own need a file."""
+    every = settings.all_settings(settings.Router, ("router",))
+    return (each for each in every if ANY_NAME not in each[0])
 
 
 def _dest(path: Path) -> str:

@@ -68,10 +68,13 @@ class Reload:
         except (HeadwayError, OSError) as error:
             self._say(f"{why}: the settings stay as they are:\n{error}")
             return
-        self._config = new
+        old, self._config = self._config, new
         self._seen = _stamps(new.files) | {p: s for p, s in stamps.items() if p in new.files}
         for warning in settings.warnings(new):
             self._say(f"warning: {warning}")
+        if new.router.clients != old.router.clients:
+            for line in settings.told_clients(new.router):
+                self._say(line)
         waiting = settings.waiting(self._start, new)
         for each in waiting:
             self._say(f"{why}: {each}, until the router is restarted")

@@ -123,6 +123,10 @@ def values(setting):
             0, schema["maximum"], exclude_min="minimum" not in schema, allow_subnormal=False
         ),
     }
+    if schema.get("maxItems") == 2:
+        item = {**schema["items"], "maximum": min(schema["items"]["maximum"], 2**62)}
+        low, high = item.get("minimum", 0.5), item["maximum"]
+        return st.sampled_from([setting.default, (low, high), (type(low)(1), type(low)(1))])
     make = kinds.get(schema.get("type"))
     return make() if make else st.just(setting.default)
 
@@ -130,17 +134,25 @@ def values(setting):
 @st.composite
 def routers(draw):
     def filled(cls):
-        settings, sections = form(cls)
+        settings, sections, named = form(cls)
         given = {s.name: draw(values(s)) for s in settings if draw(st.booleans())}
         inner = {name: filled(kind) for name, kind in sections.items() if name != "tls"}
+        for name, each in named.items():
+            names = draw(st.sets(st.sampled_from(["*", "alice", "team.a"])))
+            inner[name] = {own: filled(each.cls) for own in names}
         return cls(**given, **inner)
 
     router = filled(Router)
+    clients = {
+        name: dataclasses.replace(each, default_priority=(each.priority or (7, 7))[1])
+        for name, each in router.clients.items()
+    }
     times = router.timeouts
     longest = max(times.total_s, times.first_byte_s)
     return dataclasses.replace(
         router,
         strategy="unified",
+        clients=clients,
         port=8000,
         admin_port=9001,
         max_bodies_bytes=max(router.bodies_bytes, router.max_body_bytes),

@@ -209,7 +209,7 @@ def test_headers_named_by_connection_stay_here():
 
 
 def test_engine_gets_its_own_key_and_id():
-    sent = send([(b"host", b"client"), (b"x-vllm-priority", b"3")], api_key="k")
+    sent = send([(b"host", b"client"), (b"x-vllm-priority", b"-9")], api_key="k", priority=3)
     assert len(sent) == len(dict(sent))
     assert dict(sent) == {
         b"x-vllm-priority": b"3",

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import pytest
+from tests.router.asking import FREELY
 from tests.router.rules import on_loop, until
 
 from headway.bench.router.shapes import CHAT, bodies
@@ -25,6 +26,10 @@ HANGS = (sys.executable, "-c", READY + "\nwhile link.recv(65536): pass")
 
 def pieces(body):
     return gathered([body[start : start + 100_000] for start in range(0, len(body), 100_000)])
+
+
+async def passed(reader, body):
+    return (await reader.passed(body, FREELY))[0]
 
 
 def process(reader, lane=0):
@@ -46,10 +51,10 @@ async def test_it_says_the_same(reader):
         sent = pieces(body)
         if name == "deep":
             with pytest.raises(BodyError, match="ordinary numbers and nesting"):
-                await reader.request(path, sent, splits=True)
+                await reader.request(path, sent, FREELY, splits=True)
             continue
-        known = parse(path, body)
-        found = await reader.request(path, sent, splits=True)
+        known = parse(path, body, FREELY)
+        found = await reader.request(path, sent, FREELY, splits=True)
         assert found.body is sent, name
         if known.splittable:
             assert joined(prefill_body(found)) == prefill_body(known)
@@ -66,19 +71,19 @@ async def test_each_job_comes_back(reader):
     assert (params, tokens, whole) == ({"a": 1}, 7, True)
     for clean in (
         await reader.clean_answer(pieces(heavy), cached_tokens=None),
-        await reader.passed(pieces(heavy)),
+        await passed(reader, pieces(heavy)),
     ):
         assert isinstance(clean, Pieces)
         assert json.loads(joined(clean)).keys() == {"usage", "x"}
     plain = pieces(heavy.replace(b"kv_transfer_params", b"x"))
-    assert await reader.passed(plain) is plain
+    assert await passed(reader, plain) is plain
     assert await reader.clean_answer(plain, cached_tokens=None) is plain
     assert await reader.is_whole(plain, framed=False)
     assert not await reader.is_whole(pieces(heavy[:-1]), framed=False)
     with pytest.raises(AnswerError):
         await reader.clean_answer(pieces(heavy[:-1]), cached_tokens=None)
     with pytest.raises(BodyError) as refused:
-        await reader.passed(pieces(heavy[:-1]))
+        await passed(reader, pieces(heavy[:-1]))
     assert refused.value.code == "invalid_json"
 
 
@@ -86,8 +91,8 @@ async def test_each_job_comes_back(reader):
 async def test_a_light_body_needs_no_process(reader):
     body = b'{"prompt": "%b"}' % (b"x" * 100_000)
     assert is_light(body)
-    assert (await reader.request("/v1/completions", body, splits=True)).body is body
-    assert await reader.passed(body) is body
+    assert (await reader.request("/v1/completions", body, FREELY, splits=True)).body is body
+    assert await passed(reader, body) is body
     assert await reader.is_whole(pieces(HEAVY * 9), framed=True)
 
 
@@ -95,14 +100,14 @@ async def test_a_light_body_needs_no_process(reader):
 @on_loop
 async def test_the_end_of_its_process_is_harmless(reader):
     """At rest or in the middle of a job: another does the job."""
-    first = await reader.request("/v1/completions", HEAVY, splits=False)
+    first = await reader.request("/v1/completions", HEAVY, FREELY, splits=False)
     before = process(reader)
     os.kill(before.pid, signal.SIGKILL)
     before.wait()
-    assert await reader.request("/v1/completions", HEAVY, splits=False) == first
+    assert await reader.request("/v1/completions", HEAVY, FREELY, splits=False) == first
     stopped = process(reader)
     os.kill(stopped.pid, signal.SIGSTOP)
-    waiting = asyncio.create_task(reader.request("/v1/completions", HEAVY, splits=False))
+    waiting = asyncio.create_task(reader.request("/v1/completions", HEAVY, FREELY, splits=False))
     await asyncio.sleep(0)
     os.kill(stopped.pid, signal.SIGKILL)
     assert await waiting == first
@@ -113,7 +118,7 @@ async def test_the_end_of_its_process_is_harmless(reader):
 @on_loop
 async def test_it_ends_with_the_router(reader):
     """Also where the router couldn't end it: all it takes is that nobody holds the socket."""
-    await reader.request("/v1/completions", HEAVY, splits=False)
+    await reader.request("/v1/completions", HEAVY, FREELY, splits=False)
     reader._lanes[0]._link[1].transport.abort()
     assert await asyncio.to_thread(process(reader).wait, 60) == 0
 
@@ -123,11 +128,11 @@ async def test_it_ends_with_the_router(reader):
 async def test_a_body_that_ends_two_processes_is_refused():
     reader = BodyReader(pytest.fail, DIES)
     with pytest.raises(BodyUnreadable) as refused:
-        await reader.request("/v1/completions", HEAVY, splits=False)
+        await reader.request("/v1/completions", HEAVY, FREELY, splits=False)
     assert refused.value.status == 503
     assert process(reader) is None
     light = HEAVY[:LIGHT_BYTES]
-    assert await reader.passed(light) is light
+    assert await passed(reader, light) is light
 
 
 @pytest.mark.process
@@ -137,7 +142,7 @@ async def test_where_no_process_can_start_bodies_are_read_all_the_same(command):
     said = []
     reader = BodyReader(said.append, command)
     for _ in range(2):
-        parsed = await reader.request("/v1/completions", HEAVY, splits=False)
+        parsed = await reader.request("/v1/completions", HEAVY, FREELY, splits=False)
         assert parsed.prompt_token_ids == 20_000
     assert len(said) == 1
     assert "no process can start" in said[0]
@@ -148,7 +153,7 @@ async def test_where_no_process_can_start_bodies_are_read_all_the_same(command):
 async def test_a_caller_that_is_cancelled_ends_the_job():
     reader = BodyReader(pytest.fail, HANGS)
     jobs = [
-        asyncio.create_task(reader.request("/v1/completions", HEAVY, splits=False))
+        asyncio.create_task(reader.request("/v1/completions", HEAVY, FREELY, splits=False))
         for _ in range(2)
     ]
     await until(lambda: reader._lanes[0]._link is not None)
@@ -168,10 +173,10 @@ async def test_the_largest_bodies_do_not_hold_up_the_others():
     """Two lanes: one that is stuck with a huge body doesn't keep a large one waiting."""
     reader = BodyReader(pytest.fail)
     huge = pieces(b'{"prompt": "%b"}' % (b"x" * LANE_BYTES))
-    await reader.request("/v1/completions", huge, splits=False)
+    await reader.request("/v1/completions", huge, FREELY, splits=False)
     os.kill(process(reader, 1).pid, signal.SIGSTOP)
-    waiting = asyncio.create_task(reader.request("/v1/completions", huge, splits=False))
-    parsed = await reader.request("/v1/completions", HEAVY, splits=False)
+    waiting = asyncio.create_task(reader.request("/v1/completions", huge, FREELY, splits=False))
+    parsed = await reader.request("/v1/completions", HEAVY, FREELY, splits=False)
     assert parsed.prompt_token_ids == 20_000
     assert not waiting.done()
     waiting.cancel()
@@ -184,7 +189,7 @@ async def test_the_largest_bodies_do_not_hold_up_the_others():
 async def test_a_model_of_megabytes_is_not_kept():
     reader = BodyReader(pytest.fail)
     body = json.dumps({"model": "m" * 3_000_000, "messages": []}).encode()
-    parsed = await reader.request(CHAT, pieces(body), splits=False)
+    parsed = await reader.request(CHAT, pieces(body), FREELY, splits=False)
     assert len(parsed.model) < 2_000
     assert len(parsed.prefix) < 300_000
     reader.stop()

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.router.asking import FREELY
 
 from headway.router.openai import (
     ENDPOINTS,
@@ -50,14 +51,14 @@ def encode(path, **fields):
 
 
 def read(path, **fields):
-    return parse(path, encode(path, **fields))
+    return parse(path, encode(path, **fields), FREELY)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 class TestEveryEndpoint:
     def test_whole_body_is_the_clients_own_bytes(self, path):
         body = b" \n" + encode(path, odd=[1.50, "\u00e9"]).replace(b",", b" ,  ") + b"\r\n"
-        assert parse(path, body).body is body
+        assert parse(path, body, FREELY).body is body
 
     def test_plain_request_may_be_split(self, path):
         parsed = read(path)
@@ -67,7 +68,7 @@ class TestEveryEndpoint:
     @pytest.mark.parametrize("value", [{"remote_host": "evil"}, None, "x", [], {}])
     def test_client_cannot_direct_an_engine(self, path, field, value):
         body = encode(path, **{field: value}, vllm_xargs={"kv_transfer_params": "x", "a": 1})
-        parsed = parse(path, body)
+        parsed = parse(path, body, FREELY)
         assert parsed.must_change
         for sent in (parsed.body, prefill_body(parsed), decode_body(parsed, PARAMS)):
             fields = json.loads(sent)
@@ -89,7 +90,7 @@ class TestEveryEndpoint:
     @settings(max_examples=30)
     def test_decode_body_is_the_clients_bytes_and_the_parameters(self, path, fields, space):
         body = encode(path, **fields)[:-1] + (space + "}" + space).encode()
-        sent = decode_body(parse(path, body), PARAMS)
+        sent = decode_body(parse(path, body, FREELY), PARAMS)
         assert sent.startswith(body.rstrip()[:-1].rstrip())
         assert json.loads(sent) == json.loads(body) | {"kv_transfer_params": PARAMS}
 
@@ -144,7 +145,7 @@ class TestEveryEndpoint:
     )
     def test_unreadable_body_is_a_400(self, path, body):
         with pytest.raises(BodyError) as caught:
-            parse(path, body)
+            parse(path, body, FREELY)
         assert caught.value.status == 400
         assert caught.value.message
 
@@ -181,7 +182,7 @@ class TestEveryEndpoint:
 
     def test_lone_surrogates_survive(self, path):
         fields = json.loads(encode(path, user="\ud800", kv_transfer_params={}))
-        parsed = parse(path, json.dumps(fields).encode())
+        parsed = parse(path, json.dumps(fields).encode(), FREELY)
         for sent in (parsed.body, prefill_body(parsed), decode_body(parsed, PARAMS)):
             assert json.loads(sent)["user"] == "\ud800"
 
@@ -329,4 +330,4 @@ def test_size_is_the_prompts_and_a_picture_is_no_text():
 
 def test_unknown_path_is_not_a_generating_endpoint():
     with pytest.raises(KeyError):
-        parse("/v1/embeddings", b"{}")
+        parse("/v1/embeddings", b"{}", FREELY)

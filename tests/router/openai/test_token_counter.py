@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from tests.router.asking import FREELY
 from tests.router.fleet import Fleet, body_of, run
 
 from headway import config
@@ -28,7 +29,7 @@ def words(tmp_path):
 
 def completion(prompt):
     fields = {"model": "m", "prompt": prompt}
-    return parse("/v1/completions", json.dumps(fields).encode())
+    return parse("/v1/completions", json.dumps(fields).encode(), FREELY)
 
 
 def counted(file, *prompts):

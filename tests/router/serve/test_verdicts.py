@@ -68,7 +68,8 @@ def test_whole_answers_are_judged_by_their_time(path, engines, limits, stream, v
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_clients_own_limits_count(stream):
     async def main():
-        async with Fleet(engines=1, router=NEVER_LATE) as fleet:
+        tight = {"clients": {"*": {"ttft_slo_s": [1e-9, 1], "tpot_slo_s": [1e-9, 1]}}}
+        async with Fleet(engines=1, router=NEVER_LATE | tight) as fleet:
             own = {"headway_ttft_slo_s": 1e-9, "headway_tpot_slo_s": 1e-9}
             await fleet.ask(body_of(stream=stream, vllm_xargs=own))
             await fleet.settled()

@@ -9,9 +9,10 @@ from headway import config as settings
 from headway.config import Config, ConfigError, Pool, Problem
 from headway.config.checks import shown
 from headway.config.fleet import ROUTERS_LIMITS
-from headway.config.model import MOST_REPLICAS
+from headway.config.model import MOST_REPLICAS, Router
 from headway.config.problems import Problems
-from headway.core.batching.settings import STOCK
+from headway.core.batching.settings import PRIORITY_LEVELS, STOCK
+from headway.core.client_range import UNASKED
 from headway.core.errors import SettingError
 from headway.fleet.plan import template, vllm_flags
 from headway.fleet.plan.devices import Shares, ShortError, Want, share
@@ -212,12 +213,36 @@ def _engine(
 
 
 def _batching(config: Config, pool: Pool) -> dict[str, Any]:
-    """The pool's settings; limits it doesn't set are the router's, so that both aim at one."""
+    """The pool's settings; those it doesn't set follow the router, so that both aim at one and
+    grant clients the same.
+    """
     given = pool.batching.given()
     if given.get("policy") == STOCK:
         return given
     slo = config.router.slo
-    return {**{name: getattr(slo, routers) for name, routers in ROUTERS_LIMITS.items()}, **given}
+    limits = {name: getattr(slo, routers) for name, routers in ROUTERS_LIMITS.items()} | given
+    return {**_client_range(config.router, limits), **limits}
+
+
+def _client_range(router: Router, limits: Mapping[str, Any]) -> dict[str, Any]:
+    """What an engine's clients may ask for at the most urgent, where that isn't its default.
+
+    limits: the engine's own.
+    """
+    found: dict[str, Any] = {}
+    clients = router.clients.values()
+    priority = min([each.priority[0] for each in clients if each.priority], default=UNASKED)
+    if priority < UNASKED:
+        found["min_client_priority"] = max(priority, -PRIORITY_LEVELS)
+    factors = [
+        ends[0] / limits[name]
+        for each in clients
+        for name, ends in (("ttft_slo_s", each.ttft_slo_s), ("tpot_slo_s", each.tpot_slo_s))
+        if ends
+    ]
+    if min(factors, default=1.0) < 1:
+        found["min_client_slo_factor"] = min(factors)
+    return found
 
 
 def _check_devices(

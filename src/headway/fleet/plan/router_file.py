@@ -34,10 +34,14 @@ def _section(holder: object, at: tuple[str, ...]) -> Iterator[str]:
     if settings:
         yield from ("", header(at), *settings)
     kind: type = type(holder)
-    for name in form(kind).sections:
+    _, sections, named = form(kind)
+    for name in sections:
         inner = getattr(holder, name)
         if inner is not None:
             yield from _section(inner, (*at, name))
+    for name in named:
+        for own, inner in getattr(holder, name).items():
+            yield from ("", header((*at, name, own)), *_settings(inner))  # one without any counts
 
 
 def _settings(holder: object, hidden: Sequence[str] = ()) -> Iterator[str]:

@@ -13,6 +13,7 @@ from headway.router.openai.answers import (
     strip_answer,
     usage_of,
 )
+from headway.router.openai.asked import BeyondRange, Settled, Terms, settle_passed
 from headway.router.openai.errors import stream_error, too_long
 from headway.router.openai.legs import decode_body, prefill_body
 from headway.router.openai.request import ENDPOINTS, Parsed, parse
@@ -31,10 +32,13 @@ __all__ = [
     "CLIENT_HEADERS_DROPPED",
     "ENDPOINTS",
     "AnswerError",
+    "BeyondRange",
     "BodyError",
     "Headers",
     "Kind",
     "Parsed",
+    "Settled",
+    "Terms",
     "Usage",
     "answer_lines",
     "decode_body",
@@ -43,6 +47,7 @@ __all__ = [
     "is_whole",
     "parse",
     "prefill_body",
+    "settle_passed",
     "stream_error",
     "streams_events",
     "strip_answer",

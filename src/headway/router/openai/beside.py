@@ -15,6 +15,7 @@ from headway.core.errors import HeadwayError
 from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import jobs
 from headway.router.openai.answers import is_whole
+from headway.router.openai.asked import Settled, Terms
 from headway.router.openai.job_process import HEAD, READY
 from headway.router.openai.request import Parsed, parse
 from headway.router.wire.errors import BodyError
@@ -58,26 +59,26 @@ class BodyReader:
         self._warned = False
         self._lanes = (_Lane(command), _Lane(command))
 
-    async def request(self, path: str, body: Body, *, splits: bool) -> Parsed:
+    async def request(self, path: str, body: Body, terms: Terms, *, splits: bool) -> Parsed:
         """A request to one of ENDPOINTS; see `parse`. splits: it may be wanted in two legs.
 
         Raises BodyError.
         """
         if isinstance(body, bytes) and jobs.is_light(body):
-            return parse(path, body)
+            return parse(path, body, terms)
         parsed: Parsed
         parsed, (changed, prefill) = await self._do(
-            jobs.large_request, body, path=path, splits=splits
+            jobs.large_request, body, path=path, terms=terms, splits=splits
         )
         if parsed.large is None:
             raise TypeError("a large request without what was worked out of it")
         large = parsed.large._replace(prefill=prefill)
         return parsed._replace(body=changed if parsed.must_change else body, large=large)
 
-    async def passed(self, body: Body) -> Body:
+    async def passed(self, body: Body, terms: Terms) -> tuple[Body, Settled]:
         """What is passed on of a body that doesn't generate, or may. Raises BodyError."""
-        changed, made = await self._do(jobs.passed_request, body)
-        return made[0] if changed else body
+        settled, made = await self._do(jobs.passed_request, body, terms=terms)
+        return made[0] if settled.changed else body, settled
 
     async def prefill_answer(self, body: Body) -> tuple[Mapping[str, Any] | None, int | None, bool]:
         """Handoff parameters, count of prompt tokens, and whether it is whole."""

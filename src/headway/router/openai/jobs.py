@@ -8,8 +8,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from headway.core.client_range import UNASKED
 from headway.core.routing.prefixes import PrefixMap
+from headway.core.slo import TPOT_ARGUMENT, TTFT_ARGUMENT
 from headway.router.openai.answers import handoff_params, is_whole, strip_answer
+from headway.router.openai.asked import PRIORITY, Settled, Terms, objects, settle_passed
 from headway.router.openai.legs import closing_bytes, prefill_body
 from headway.router.openai.request import TRANSFER_FIELDS, Large, Parsed, dump, parse
 from headway.router.openai.token_counter import SAMPLE_BYTES
@@ -25,8 +28,9 @@ MODEL_CHARS: Final = 1_024
 """Of a large body's model. No engine has one with a longer name."""
 _UNSPLIT: Final = "nobody would split it"
 _REPEATED: Final = "a stream that repeats a large request"
-_MARKS: Final = (*(name.encode() for name in TRANSFER_FIELDS), b"\\u", b"\0")
-"""Without these bytes a body can't name a transfer field: \\u escapes, NUL stands for UTF-16."""
+_NAMES: Final = (*TRANSFER_FIELDS, PRIORITY, TTFT_ARGUMENT, TPOT_ARGUMENT)
+_MARKS: Final = (*(f'"{name}"'.encode() for name in _NAMES), b"\\u", b"\0")
+"""Without these bytes a body has none of the names: \\u escapes, NUL stands for UTF-16."""
 
 Done = tuple[Any, list[bytes]]
 
@@ -41,13 +45,13 @@ def is_light(body: Body) -> bool:
     return body.count(b",") + body.count(b"[") + body.count(b"{") <= LIGHT_VALUES
 
 
-def large_request(body: bytes, path: str, *, splits: bool) -> Done:
+def large_request(body: bytes, path: str, terms: Terms, *, splits: bool) -> Done:
     """A `Parsed` without bodies; then the body for one engine where it had to change, or nothing,
     and that of a prefill leg, or nothing. Raises BodyError.
 
-    splits: the router may want to split it.
+    terms: see `parse`. splits: the router may want to split it.
     """
-    parsed = parse(path, body)
+    parsed = parse(path, body, terms)
     why_not = parsed.why_not or ("" if splits else _UNSPLIT) or _why_whole(parsed)
     split = not why_not
     large = Large(
@@ -82,17 +86,21 @@ def _why_whole(parsed: Parsed) -> str:
     return _REPEATED if len(dump(repeated)) > JOINED_BYTES else ""
 
 
-def passed_request(body: bytes) -> Done:
-    """Whether a body that passes through had to change, and what it is then.
+def passed_request(body: bytes, terms: Terms) -> Done:
+    """What became of what a body that passes through asks for (`Settled`), and the body if that
+    had to change.
 
-    It is the same bytes unless it names a field that makes engines connect elsewhere: some of
-    these paths generate too, with fields in other places. Raises BodyError.
+    It also loses fields that make engines connect elsewhere: some of these paths generate too,
+    with fields in other places. Raises BodyError.
     """
-    if not any(mark in body for mark in _MARKS):
-        return False, []
+    unasked = terms.head_priority is None and terms.allowed.default_priority == UNASKED
+    if not body or (unasked and not any(mark in body for mark in _MARKS)):
+        return Settled(), []
     try:
         value = json.loads(body)
-        return (True, [dump(value)]) if _strip(value) else (False, [])
+        settled = settle_passed(value, terms)
+        settled = settled._replace(changed=_strip(value) or settled.changed)
+        return settled, [dump(value)] if settled.changed else []
     except (ValueError, RecursionError):
         raise BodyError(400, "The body must be JSON.", code="invalid_json") from None
 
@@ -123,15 +131,9 @@ JOBS: Final[Mapping[str, Callable[..., Done]]] = {
 def _strip(value: object) -> bool:
     """Take the fields out at any depth; whether there was anything."""
     found = False
-    todo = [value]
-    while todo:
-        each = todo.pop()
-        if isinstance(each, dict):
-            named = [name for name in TRANSFER_FIELDS if name in each]
-            for name in named:
-                del each[name]
-            found = found or bool(named)
-            todo += each.values()
-        elif isinstance(each, list):
-            todo += each
+    for each in objects(value):
+        named = [name for name in TRANSFER_FIELDS if name in each]
+        for name in named:
+            del each[name]
+        found = found or bool(named)
     return found

@@ -5,11 +5,12 @@ be read at all is refused here. Field names and their meaning are those of vLLM 
 """
 
 import json
-import math
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from headway.core.slo import TPOT_ARGUMENT, TTFT_ARGUMENT, asked_s
+from headway.router.openai.asked import Terms, integer, settle
 from headway.router.openai.prompt import prompt_of
 from headway.router.wire.errors import BodyError, Kind
 from headway.router.wire.pieces import Body
@@ -68,10 +69,11 @@ class Parsed(NamedTuple):
     prompt_bytes, prompt_token_ids, prefix: see `prompt.PromptText`.
     exact: the engine will see just as many tokens.
     splittable: may be prefilled on one engine and decoded on another; why_not says what forbids
-    it. ttft_slo_s, tpot_slo_s: the client's own limits (`vllm_xargs`), seconds.
+    it. ttft_slo_s, tpot_slo_s: the client's own limits (`vllm_xargs`), seconds, as it gets them.
+    priority, clamped: see `asked.Settled`.
     answers: how many the client asks for.
-    raw: the body without the fields that were taken out; not to be changed.
-    must_change: fields were taken out, so `body` isn't the client's own bytes.
+    raw: the body without what the client may not say; not to be changed.
+    must_change: it said such things, so `body` isn't the client's own bytes.
     body: what an engine that serves the request whole is sent, the client's own bytes if it may.
     large: of a body that was read beside the event loop; raw is empty then, and prefix begins it.
     """
@@ -89,6 +91,8 @@ class Parsed(NamedTuple):
     why_not: str
     ttft_slo_s: float | None
     tpot_slo_s: float | None
+    priority: int | None
+    clamped: tuple[str, ...]
     answers: int
     raw: dict[str, Any]
     must_change: bool
@@ -100,26 +104,29 @@ class Parsed(NamedTuple):
         return self._replace(raw={}, body=b"", prefix=b"", large=None)
 
 
-def parse(path: str, body: bytes) -> Parsed:
+def parse(path: str, body: bytes, terms: Terms) -> Parsed:
     """The body of a request to one of ENDPOINTS (KeyError for another path).
 
-    Raises BodyError for a body that isn't a JSON object or lacks its prompt.
+    terms: what it may ask for.
+
+    Raises BodyError for a body that isn't a JSON object or lacks its prompt, or asks for what it
+    may not.
     """
     kind = ENDPOINTS[path]
     raw = _read(body)
     _check(kind, raw)
-    must_change = _strip(raw)
+    settled = settle(raw, terms)
+    must_change = _strip(raw) or settled.changed
     ttft_slo_s = tpot_slo_s = None
     own = raw.get("vllm_xargs")
     if isinstance(own, dict):
         must_change |= _strip(own)
-        ttft_slo_s = _limit_s(own.get("headway_ttft_slo_s"))
-        tpot_slo_s = _limit_s(own.get("headway_tpot_slo_s"))
+        ttft_slo_s, tpot_slo_s = asked_s(own.get(TTFT_ARGUMENT)), asked_s(own.get(TPOT_ARGUMENT))
     try:
         prefix, size, token_ids = prompt_of(kind, raw)
     except RecursionError:
         raise odd_json() from None
-    n = _integer(raw.get("n")) or 1
+    n = integer(raw.get("n")) or 1
     prompts = _prompts(raw.get("prompt")) if kind == "completions" else 1
     max_tokens = _max_tokens(kind, raw)
     why_not = _why_whole(kind, raw, max_tokens)
@@ -137,6 +144,8 @@ def parse(path: str, body: bytes) -> Parsed:
         why_not=why_not,
         ttft_slo_s=ttft_slo_s,
         tpot_slo_s=tpot_slo_s,
+        priority=settled.priority,
+        clamped=settled.clamped,
         answers=max(1, n * prompts),
         raw=raw,
         must_change=must_change,
@@ -228,7 +237,7 @@ def _why_whole_sampling(kind: Kind, raw: dict[str, Any]) -> str:
         value = raw[name]
         if value is None:
             continue
-        if name in _ONE_ONLY and _integer(value) != 1:
+        if name in _ONE_ONLY and integer(value) != 1:
             return name
         if name in _NEVER or (name in _UNSET_ONLY and value):
             return name
@@ -271,20 +280,7 @@ def _prompts(prompt: object) -> int:
 def _max_tokens(kind: Kind, raw: dict[str, Any]) -> int | None:
     for name in _ANSWER_TOKENS[kind]:
         if raw.get(name) is not None:
-            return _integer(raw[name])
-    return None
-
-
-def _integer(value: object) -> int | None:
-    """A number as the engine reads it ("16" and 16.0 count too); None if it isn't one."""
-    if value is None:
-        return None
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
-    if isinstance(value, str) and len(value) < 20 and value.isascii():
-        return int(value) if value.removeprefix("-").isdigit() else None
+            return integer(raw[name])
     return None
 
 
@@ -293,14 +289,3 @@ def _flag(value: object) -> bool:
     if isinstance(value, str):
         return value.lower() in _TRUE
     return isinstance(value, bool | int | float) and value == 1
-
-
-def _limit_s(value: object) -> float | None:
-    """A client's own limit; anything but a positive finite number is ignored."""
-    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        limit_s = float(value)
-    except OverflowError:
-        return None
-    return limit_s if math.isfinite(limit_s) and limit_s > 0 else None

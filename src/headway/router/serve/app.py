@@ -6,6 +6,7 @@ import math
 from typing import Final
 from urllib.parse import unquote
 
+from headway.config import EVERYONE
 from headway.core.admission import Refused
 from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import ENDPOINTS, BodyError, error_body
@@ -69,7 +70,8 @@ class App:
     def _seated(self, record: Record, path: str) -> bool:
         """Whether the request got a seat; else it is answered: refused, or by the router itself."""
         service, request, kind = self._service, record.request, record.kind
-        if service.config.keys and not _known(service, request):
+        client = _client(service, request) if service.config.keys else EVERYONE
+        if client is None:
             message = "the API key is missing or unknown; send Authorization: Bearer KEY"
             challenge = [(b"www-authenticate", b"Bearer")]
             record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
@@ -78,6 +80,7 @@ class App:
         elif kind is None and not passes(path):
             record.refuse(404, "the router serves no such path", "no such path")
         else:
+            record.allowed = service.allowed(client)
             seat = service.ceiling.admit(service.now())
             if not isinstance(seat, Refused):
                 return True
@@ -99,7 +102,9 @@ class App:
         """The request, read: nothing but this holds its body then. Raises BodyError."""
         service, request = self._service, record.request
         body = await whole_body(request, service.config.router.max_body_bytes, service.bodies)
-        parsed = await service.reader.request(path, body, splits=service.may_split)
+        splits = service.may_split
+        parsed = await service.reader.request(path, body, record.terms, splits=splits)
+        record.clamped(parsed.clamped)
         if service.tokens is not None:
             parsed = await service.tokens.measured(parsed)
         service.retries.earn()
@@ -118,7 +123,8 @@ class App:
             request.respond(503, [JSON_TYPE], error_body(503, "no engine is ready"))
 
 
-def _known(service: Service, request: ClientRequest) -> bool:
+def _client(service: Service, request: ClientRequest) -> str | None:
+    """Whose key came with it; None without one that is known."""
     for name, value in request.headers:
         if name == b"authorization" and value[:7].lower() == b"bearer ":
             key = value[7:].strip()
@@ -126,9 +132,10 @@ def _known(service: Service, request: ClientRequest) -> bool:
             key = value
         else:
             continue
-        if service.config.keys.check(key.decode("latin-1")) is not None:
-            return True
-    return False
+        client = service.config.keys.check(key.decode("latin-1"))
+        if client is not None:
+            return client
+    return None
 
 
 def _answer_models(record: Record) -> None:

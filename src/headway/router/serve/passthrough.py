@@ -8,7 +8,7 @@ from headway.core.admission import ByteCeiling
 from headway.core.reliability.retry import Attempts
 from headway.core.routing.fallback import passed_on
 from headway.core.routing.route import RETRY_AFTER_S
-from headway.router.openai import BodyError
+from headway.router.openai import BodyError, Settled, Terms, settle_passed
 from headway.router.openai.beside import BodyReader
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
@@ -64,22 +64,26 @@ class _Sent:
         self._reader = reader
         self.whole: Body | None = None
 
-    async def read(self) -> None:
+    async def read(self, terms: Terms) -> Settled:
         """Read it if it may be JSON, without what clients may not say, or is compressed.
 
         Raises BodyError.
         """
         request = self._request
+        settled = settle_passed(None, terms)
         if request.length == 0:
             self.whole = b""
-            return
+            return settled
         if request.length is not None and request.length > self._limit:
             raise BodyTooLarge(self._limit)
         types = [value.lower() for name, value in request.headers if name == b"content-type"]
         as_json = not types or any(b"json" in value for value in types)
         if as_json or request.codings:
             whole = await whole_body(request, self._limit, self._ceiling)
-            self.whole = await self._reader.passed(whole) if as_json else whole
+            if as_json:
+                whole, settled = await self._reader.passed(whole, terms)
+            self.whole = whole
+        return settled
 
     def body(self) -> Body | AsyncIterator[bytes]:
         """All of it, or it as it comes, which can be had once."""
@@ -98,7 +102,8 @@ async def _forward(record: Record) -> None:
     service, request = record.service, record.request
     limit = service.config.router.max_body_bytes
     sent = _Sent(request, limit, service.bodies, service.reader)
-    await sent.read()
+    settled = await sent.read(record.terms)
+    record.clamped(settled.clamped)
     attempts: Attempts[LegFailed] = Attempts(service.retries)
     tried: list[str] = []
     service.retries.earn()
@@ -109,7 +114,7 @@ async def _forward(record: Record) -> None:
         tried.append(engine.id)
         record.served("passed through", *tried)
         try:
-            await _on(engine, record, sent)
+            await _on(engine, record, sent, settled.priority)
         except LegFailed as failure:
             # A body that went out as it came is gone, unless nothing was sent.
             if not attempts.may_follow(
@@ -131,13 +136,13 @@ async def _forward(record: Record) -> None:
         record.refuse(told.client_status, message, "passed through")
 
 
-async def _on(engine: EngineState, record: Record, sent: _Sent) -> None:
+async def _on(engine: EngineState, record: Record, sent: _Sent, priority: int | None) -> None:
     """One attempt. Raises LegFailed while nothing has reached the client."""
     service, request = record.service, record.request
     target = request.path.encode("latin-1")
     if request.query:
         target += b"?" + request.query
-    lines = service.upstream_lines(request.headers)
+    lines = service.upstream_lines(request.headers, priority)
     timeouts = service.timeouts(0, streams=False, spent_s=record.spent_s)
     with Leg(engine, service.now, prefill_tokens=0, kv_tokens=0) as leg:
         body = sent.body()

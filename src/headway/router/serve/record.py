@@ -1,14 +1,18 @@
 """The record of one request: what it was answered, and, when all is over, its verdict."""
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from headway.config import EVERYONE
 from headway.core.slo import Ending, Limits, Verdict, judge
+from headway.router.openai.asked import BeyondRange, Terms
 from headway.router.openai.request import Parsed
 from headway.router.state.receipt import Receipt, log_line
 from headway.router.state.service import Service
 from headway.router.wire.client_request import ClientRequest
 from headway.router.wire.errors import BodyError, Kind, error_body
+from headway.router.wire.headers import head_priority
 from headway.router.wire.http1 import JSON_TYPE, Headers
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ class Record:
     Whoever answers writes down here what happens.
 
     kind: of a request that generates; None for all others.
+    allowed: what its client may ask for.
     status: what the client was told, 0 while it is told nothing; by_engine: an engine said it.
     broke_off: the answer ended before it was complete. left: its client did.
 
@@ -35,6 +40,7 @@ class Record:
     """
 
     __slots__ = (
+        "allowed",
         "answer_tokens",
         "broke_off",
         "by_engine",
@@ -54,6 +60,7 @@ class Record:
         self.service = service
         self.request = request
         self.kind = kind
+        self.allowed = service.allowed(EVERYONE)
         self.receipt = Receipt(service.new_id(), service.config.router.strategy, "", "none")
         self.status = 0
         self.by_engine = self.broke_off = self.left = False
@@ -67,6 +74,16 @@ class Record:
     def spent_s(self) -> float:
         """Since its head came, seconds."""
         return self.service.now() - self.request.created_s
+
+    @property
+    def terms(self) -> Terms:
+        """What it may ask for, and asks for in its head."""
+        return Terms(self.allowed, head_priority(self.request.headers))
+
+    def clamped(self, kinds: Iterable[str]) -> None:
+        """It gets less of these than it asked for."""
+        for kind in kinds:
+            self.service.metrics.beyond_range.add(self.allowed.name, kind, "clamped")
 
     def served(self, reason: str, *engines: str) -> None:
         """How it is served, and on which engines; the queue ends here."""
@@ -102,6 +119,8 @@ class Record:
 
     def refuse_body(self, error: BodyError) -> None:
         """The body can't be used."""
+        if isinstance(error, BeyondRange):
+            self.service.metrics.beyond_range.add(self.allowed.name, error.kind, "refused")
         self.refuse(
             error.status,
             error.message,

@@ -95,6 +95,9 @@ class Metrics:
         )
         self.routes = counter("routes", "Where requests went, and why", "strategy", "reason")
         self.handoffs = counter("handoffs", "Disaggregated requests, by what came of it", "event")
+        self.beyond_range = counter(
+            "beyond_range", "Asked for outside the client's range", "client", "kind", "done"
+        )
         self.retries = counter("retries", "Attempts after the first, by cause", "cause")
         self.truncated = counter("truncated", "Answers that broke off after their first byte")
         self.ttft_s = times(

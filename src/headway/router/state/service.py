@@ -15,6 +15,7 @@ from typing import Final
 
 from headway import config as settings
 from headway.core.admission import ByteCeiling, Ceiling
+from headway.core.client_range import ClientRange
 from headway.core.handoff import Count, Handoff, Params
 from headway.core.reliability.retry import RetryBudget
 from headway.core.routing.length import LengthEstimator
@@ -96,6 +97,7 @@ class Service:
         self.tokens = tokens
         self.config = config
         self.engine_key = engine_key
+        self._ranges = router.client_ranges
         self._slo = Slo(router.slo.ttft_s, router.slo.ttft_factor, router.slo.tpot_s)
         self.strategy = STRATEGY_BY_NAME[router.strategy]
         self.ceiling.resize(router.max_concurrent)
@@ -243,9 +245,15 @@ class Service:
         total_s = max(0.0, limits.total_s - spent_s)
         return Timeouts(limits.connect_s, first_s if streams else total_s, limits.idle_s, total_s)
 
-    def upstream_lines(self, headers: Headers) -> bytes:
+    def allowed(self, client: str) -> ClientRange:
+        """What a client with this name may ask for."""
+        return self._ranges.get(client) or self._ranges[settings.EVERYONE]
+
+    def upstream_lines(self, headers: Headers, priority: int | None = None) -> bytes:
         """A client's headers as an engine gets them, with an id of its own for each leg."""
-        return passed.upstream_lines(headers, request_id=self.new_id(), api_key=self.engine_key)
+        return passed.upstream_lines(
+            headers, request_id=self.new_id(), api_key=self.engine_key, priority=priority
+        )
 
     def client_id(self, request: ClientRequest, own: str) -> bytes:
         """The client's correlation id where it sent a sane one, else the request's own."""

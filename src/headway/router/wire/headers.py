@@ -7,6 +7,8 @@ from headway.router.wire.http1 import HOP_BY_HOP, Field, Headers, hop_by_hop, li
 
 # The sender frames the body anew.
 _FRAMING: Final = frozenset({b"content-length", b"expect"})
+PRIORITY_HEADER: Final = b"x-vllm-priority"
+"""vLLM reads it on the paths that generate, before the body's `priority`."""
 CLIENT_HEADERS_DROPPED: Final = frozenset(
     {
         *_FRAMING,
@@ -16,6 +18,8 @@ CLIENT_HEADERS_DROPPED: Final = frozenset(
         *(b"authorization", b"x-api-key", b"api-key", b"cookie"),
         # vLLM sends a request to the data-parallel rank that this names.
         b"x-data-parallel-rank",
+        # What a client may ask for is said anew.
+        PRIORITY_HEADER,
         # A server that trusts its peer would believe these, and its peer is the router.
         *(
             b"forwarded",
@@ -53,15 +57,29 @@ _CODED: Final = frozenset(
 _REWRITTEN_DROPPED: Final = _ANSWER_DROPPED | _CODED
 
 
-def upstream_lines(headers: Headers, *, request_id: str, api_key: str | None) -> bytes:
+def upstream_lines(
+    headers: Headers, *, request_id: str, api_key: str | None, priority: int | None = None
+) -> bytes:
     """The fields of a request to an engine, as lines. Host and framing are the sender's to add.
 
     request_id: of this leg and attempt, its own for each; the router makes it.
+    priority: what the client gets of what it asked for; None if it asked for none.
     api_key: the engines' key, if they ask for one. The answer's bytes are to be passed on and
     read, so the engine may not compress them.
     """
     own = b"x-request-id: %b\r\n" % request_id.encode("ascii")
+    if priority is not None:
+        own += b"%b: %d\r\n" % (PRIORITY_HEADER, priority)
     return _upstream_lines(tuple(headers), api_key) + own
+
+
+def head_priority(headers: Headers) -> int | None:
+    """The priority that a request's head asks for; None where vLLM would see none."""
+    value = dict(headers).get(PRIORITY_HEADER)
+    try:
+        return None if value is None else int(value.decode("latin-1"))
+    except ValueError:
+        return None
 
 
 def answer_lines(headers: Headers, *, rewritten: bool = False) -> bytes:
