@@ -125,8 +125,7 @@ def _priority(fields: dict[str, Any], terms: Terms, clamped: list[str]) -> int |
 
 def _write(fields: dict[str, Any], priority: int | None) -> bool:
     """Whether it had to be written there."""
-    there = fields.get(PRIORITY)
-    if priority is None or (type(there) is int and there == priority):
+    if priority is None or fields.get(PRIORITY) == priority:
         return False
     fields[PRIORITY] = priority
     return True
