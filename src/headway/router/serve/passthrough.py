@@ -10,6 +10,7 @@ from headway.core.routing.fallback import passed_on
 from headway.core.routing.route import RETRY_AFTER_S
 from headway.router.openai import BodyError, Settled, Terms, settle_passed
 from headway.router.openai.beside import BodyReader
+from headway.router.openai.forms import FormWatch
 from headway.router.serve.attempt import Leg, LegFailed
 from headway.router.serve.record import Record
 from headway.router.state.engine import EngineState
@@ -18,7 +19,7 @@ from headway.router.wire.coding import whole_body
 from headway.router.wire.engines.pool import Call, UpstreamError
 from headway.router.wire.errors import BodyTooLarge
 from headway.router.wire.headers import answer_lines
-from headway.router.wire.pieces import Body
+from headway.router.wire.pieces import Body, parts_of
 
 _PATHS: Final = re.compile(
     r"/(?:v[12]|cohere/v2)/.+|/(?:de)?tokenize|/tokenizer_info|/pooling|/classify|/score|/rerank"
@@ -62,6 +63,7 @@ class _Sent:
         self._limit = limit
         self._ceiling = ceiling
         self._reader = reader
+        self._watch = FormWatch(b"")
         self.whole: Body | None = None
 
     async def read(self, terms: Terms) -> Settled:
@@ -78,10 +80,15 @@ class _Sent:
             raise BodyTooLarge(self._limit)
         types = [value.lower() for name, value in request.headers if name == b"content-type"]
         as_json = not types or any(b"json" in value for value in types)
+        if not as_json:
+            self._watch = FormWatch(b";".join(types))
         if as_json or request.codings:
             whole = await whole_body(request, self._limit, self._ceiling)
             if as_json:
                 whole, settled = await self._reader.passed(whole, terms)
+            else:
+                for part in parts_of(whole):
+                    self._watch.look(part)
             self.whole = whole
         return settled
 
@@ -95,6 +102,7 @@ class _Sent:
             size += len(part)
             if size > self._limit:
                 raise BodyTooLarge(self._limit)
+            self._watch.look(part)
             yield part
 
 
