@@ -231,9 +231,9 @@ class Router:
 
     @property
     def client_ranges(self) -> dict[str, ClientRange]:
-        """What clients may ask for, by name; EVERYONE's is there, and for all others."""
-        named = {EVERYONE: ClientSettings(), **self.clients}
-        slo = self.slo
+        """What clients may ask for, by name; last EVERYONE's, which holds for all others."""
+        slo, named = self.slo, dict(self.clients)
+        named[EVERYONE] = named.pop(EVERYONE, ClientSettings())
         return {
             name: client.range(name, ttft_s=slo.ttft_s, tpot_s=slo.tpot_s)
             for name, client in named.items()

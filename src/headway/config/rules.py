@@ -95,11 +95,13 @@ def warnings(config: Config) -> tuple[str, ...]:
             for pool in config.pools
             if pool.max_prompt_tokens is not None
         ]
-    found += [
-        f"{dotted(('router', 'clients', name))} has no effect: no key has this name"
-        for name in router.clients
-        if name != EVERYONE and name not in config.keys.names
-    ]
+    known = {EVERYONE, *config.keys.names}
+    if len(known) > 1 or not router.keys.file:  # or the file hasn't been read
+        found += [
+            f"{dotted(('router', 'clients', name))} has no effect: no key has this name"
+            for name in router.clients
+            if name not in known
+        ]
     return tuple(found)
 
 

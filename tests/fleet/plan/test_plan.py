@@ -250,6 +250,27 @@ def test_an_engine_has_all_its_pool_says():
     }
 
 
+@pytest.mark.parametrize(
+    ("clients", "more", "granted"),
+    [
+        ("", "", {}),
+        ("alice.priority = [0, 5]\nbob.ttft_slo_s = [2, 3]\n", "", {}),
+        ("alice.priority = [-5, 5]\n'*'.priority = [-99, 0]\n", "", {"min_client_priority": -8}),
+        ("alice.ttft_slo_s = [0.5, 3]\nbob.tpot_slo_s = [0.03, 1]\n", "", 0.2),
+        ("alice.ttft_slo_s = [0.5, 3]\n", "batching.ttft_slo_s = 2.0\n", 0.25),
+        ("alice.ttft_slo_s = [0.5, 3]\n", "batching.min_client_slo_factor = 0.9\n", 0.9),
+        ("alice.priority = [-5, 5]\n", "batching.policy = 'vllm'\n", {}),
+    ],
+)
+def test_engines_grant_what_the_routers_clients_may_have(clients, more, granted):
+    text = f"[router.clients]\n{clients}{pool('a')}{more}"
+    batching = plan.plan(parse(text), machine(1)).engines[0].batching
+    found = {name: value for name, value in batching.items() if name.startswith("min_client")}
+    if not isinstance(granted, dict):
+        granted = {"min_client_slo_factor": pytest.approx(granted)}
+    assert found == granted
+
+
 def test_vllms_own_scheduler_gets_no_limits():
     fleet = plan.plan(parse(pool("a") + "batching.policy = 'vllm'\n"), machine(1))
     assert fleet.engines[0].batching == {"policy": "vllm"}
