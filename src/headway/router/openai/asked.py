@@ -13,6 +13,7 @@ from headway.router.wire.errors import BodyError
 from headway.router.wire.headers import PRIORITY_HEADER
 
 PRIORITY: Final = "priority"
+_IN_HEAD: Final = PRIORITY_HEADER.decode()
 
 
 class Terms(NamedTuple):
@@ -107,7 +108,7 @@ def integer(value: object) -> int | None:
 
 def _priority(fields: dict[str, Any], terms: Terms, clamped: list[str]) -> int | None:
     """What counts; None if nobody asks for any. Null in the body asks for none."""
-    allowed, asked, param = terms.allowed, terms.head_priority, PRIORITY_HEADER.decode()
+    allowed, asked, param = terms.allowed, terms.head_priority, _IN_HEAD
     if asked is None:
         value, param = fields.get(PRIORITY), PRIORITY
         if value is None:

@@ -5,7 +5,8 @@ from typing import Final
 
 from headway.router.wire.errors import BodyError
 
-_PLAIN: Final = re.compile(rb'charset\s*=\s*"?utf-?8"?\s*(?:;|$)')
+_CHARSET: Final = re.compile(rb'charset\s*=\s*"?([^";\s]*)')
+_PLAIN: Final = (b"utf-8", b"utf8")
 _ARGUMENTS: Final = (b"vllm_xargs", b"name*")
 """What the field's name needs, which comes first: `name*` may spell it otherwise."""
 _LIMITS: Final = (b"headway_", b"\\u00")
@@ -17,8 +18,11 @@ class FormWatch:
     """Looks at a form's bytes, in order, and keeps none but the last few."""
 
     def __init__(self, content_type: bytes) -> None:
-        """Raises BodyError for a charset in which names may look otherwise."""
-        if b"charset" in content_type and not _PLAIN.search(content_type):
+        """content_type: in lower case. Raises BodyError for a form's charset in which names may
+        look otherwise.
+        """
+        charsets = _CHARSET.findall(content_type) if b"form" in content_type else []
+        if any(charset not in _PLAIN for charset in charsets):
             raise BodyError(400, "A form must be UTF-8.", code="invalid_form")
         self._end = b""
         self._named = False
