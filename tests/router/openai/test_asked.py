@@ -117,13 +117,13 @@ def test_whatever_is_asked_on_a_path_that_generates(path, pairs, head, allowed):
         assert parsed.status == 400
         assert parsed.code == "invalid_type" or (allowed.refuses and parsed.code == "out_of_range")
         return
-    assert not (allowed.refuses and parsed.clamped)
+    assert not (allowed.refuses and parsed.settled.clamped)
     legs = [parsed.body, prefill_body(parsed)] if parsed.splittable else [parsed.body]
     for sent in map(json.loads, legs):
         for reads_head, reads_body in ((True, path != "/v1/messages"), (False, True)):
             if reads_head or "priority" in sent:  # older engines at least aren't told otherwise
                 found = engines_priority(
-                    parsed.priority, sent, reads_head=reads_head, reads_body=reads_body
+                    parsed.settled.priority, sent, reads_head=reads_head, reads_body=reads_body
                 )
                 assert found is None or allowed.priority[0] <= found <= allowed.priority[1]
         limits = engines_limits(sent)
@@ -175,9 +175,9 @@ def test_what_is_in_the_range_passes_byte_for_byte(path, allowed, data):
     body = json.dumps(fields).encode()
     parsed = parse(path, body, Terms(allowed))
     assert parsed.body is body
-    assert not parsed.clamped
+    assert not parsed.settled.clamped
     default = allowed.default_priority or None
-    assert parsed.priority == fields.get("priority", default)
+    assert parsed.settled.priority == fields.get("priority", default)
     if "priority" in fields or default is None:
         settled, made = passed_request(body, Terms(allowed))
         assert not made
@@ -192,8 +192,8 @@ def test_a_priority_counts_as_the_nearest_that_is_allowed(asked, granted):
     allowed = ClientRange("c", priority=(0, 10))
     body = json.dumps({"messages": [], "priority": asked}).encode()
     parsed = parse(CHAT, body, Terms(allowed))
-    assert parsed.priority == json.loads(parsed.body)["priority"] == granted
-    assert parsed.clamped == (() if granted == int(asked) else ("priority",))
+    assert parsed.settled.priority == json.loads(parsed.body)["priority"] == granted
+    assert parsed.settled.clamped == (() if granted == int(asked) else ("priority",))
 
 
 @pytest.mark.parametrize("asked", ["x", "1_0", 1.5, float("nan"), float("inf"), [1], {}])

@@ -25,6 +25,11 @@ class Terms(NamedTuple):
     allowed: ClientRange
     head_priority: int | None = None
 
+    @property
+    def ask_nothing(self) -> bool:
+        """Whether a request whose body asks for nothing has no priority at all."""
+        return self.head_priority is None and self.allowed.default_priority == UNASKED
+
 
 class Settled(NamedTuple):
     """What became of what a request asks for.
@@ -38,6 +43,9 @@ class Settled(NamedTuple):
     priority: int | None = None
     changed: bool = False
     clamped: tuple[str, ...] = ()
+
+
+_NOTHING: Final = Settled()
 
 
 class BeyondRange(BodyError):  # noqa: N818 - the name says what happened
@@ -59,6 +67,8 @@ def settle(raw: dict[str, Any], terms: Terms) -> Settled:
     Raises BodyError for a priority that isn't a whole number, BeyondRange where that is refused.
     """
     own = raw.get("vllm_xargs")
+    if own is None and PRIORITY not in raw and terms.ask_nothing:
+        return _NOTHING
     clamped: list[str] = []
     changed = isinstance(own, dict) and _settle_limits(own, terms.allowed, clamped)
     priority = _priority(raw, terms, clamped)

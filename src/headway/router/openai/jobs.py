@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from headway.core.client_range import UNASKED
 from headway.core.routing.prefixes import PrefixMap
 from headway.core.slo import TPOT_ARGUMENT, TTFT_ARGUMENT
 from headway.router.openai.answers import handoff_params, is_whole, strip_answer
@@ -93,8 +92,7 @@ def passed_request(body: bytes, terms: Terms) -> Done:
     It also loses fields that make engines connect elsewhere: some of these paths generate too,
     with fields in other places. Raises BodyError.
     """
-    unasked = terms.head_priority is None and terms.allowed.default_priority == UNASKED
-    if not body or (unasked and not any(mark in body for mark in _MARKS)):
+    if not body or (terms.ask_nothing and not any(mark in body for mark in _MARKS)):
         return Settled(), []
     try:
         value = json.loads(body)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from headway.core.slo import TPOT_ARGUMENT, TTFT_ARGUMENT, asked_s
-from headway.router.openai.asked import Terms, integer, settle
+from headway.router.openai.asked import Settled, Terms, integer, settle
 from headway.router.openai.prompt import prompt_of
 from headway.router.wire.errors import BodyError, Kind
 from headway.router.wire.pieces import Body
@@ -70,7 +70,7 @@ class Parsed(NamedTuple):
     exact: the engine will see just as many tokens.
     splittable: may be prefilled on one engine and decoded on another; why_not says what forbids
     it. ttft_slo_s, tpot_slo_s: the client's own limits (`vllm_xargs`), seconds, as it gets them.
-    priority, clamped: see `asked.Settled`.
+    settled: what became of what else it asks for itself.
     answers: how many the client asks for.
     raw: the body without what the client may not say; not to be changed.
     must_change: it said such things, so `body` isn't the client's own bytes.
@@ -91,8 +91,7 @@ class Parsed(NamedTuple):
     why_not: str
     ttft_slo_s: float | None
     tpot_slo_s: float | None
-    priority: int | None
-    clamped: tuple[str, ...]
+    settled: Settled
     answers: int
     raw: dict[str, Any]
     must_change: bool
@@ -105,9 +104,7 @@ class Parsed(NamedTuple):
 
 
 def parse(path: str, body: bytes, terms: Terms) -> Parsed:
-    """The body of a request to one of ENDPOINTS (KeyError for another path).
-
-    terms: what it may ask for.
+    """The body of a request to one of ENDPOINTS (KeyError for another path), within the terms.
 
     Raises BodyError for a body that isn't a JSON object or lacks its prompt, or asks for what it
     may not.
@@ -117,8 +114,8 @@ def parse(path: str, body: bytes, terms: Terms) -> Parsed:
     _check(kind, raw)
     settled = settle(raw, terms)
     must_change = _strip(raw) or settled.changed
-    ttft_slo_s = tpot_slo_s = None
     own = raw.get("vllm_xargs")
+    ttft_slo_s = tpot_slo_s = None
     if isinstance(own, dict):
         must_change |= _strip(own)
         ttft_slo_s, tpot_slo_s = asked_s(own.get(TTFT_ARGUMENT)), asked_s(own.get(TPOT_ARGUMENT))
@@ -144,8 +141,7 @@ def parse(path: str, body: bytes, terms: Terms) -> Parsed:
         why_not=why_not,
         ttft_slo_s=ttft_slo_s,
         tpot_slo_s=tpot_slo_s,
-        priority=settled.priority,
-        clamped=settled.clamped,
+        settled=settled,
         answers=max(1, n * prompts),
         raw=raw,
         must_change=must_change,

@@ -104,7 +104,7 @@ class App:
         body = await whole_body(request, service.config.router.max_body_bytes, service.bodies)
         splits = service.may_split
         parsed = await service.reader.request(path, body, record.terms, splits=splits)
-        record.clamped(parsed.clamped)
+        record.clamped(parsed.settled.clamped)
         if service.tokens is not None:
             parsed = await service.tokens.measured(parsed)
         service.retries.earn()

@@ -144,7 +144,7 @@ class Dispatch:
         target = request.path.encode("latin-1")
         if request.query:
             target += b"?" + request.query
-        lines = service.upstream_lines(request.headers, self.parsed.priority)
+        lines = service.upstream_lines(request.headers, self.parsed.settled.priority)
         spent_s = self._spent_s
         if self.receipt.queue_s is None:
             self.receipt.queue_s = spent_s

@@ -75,11 +75,13 @@ def upstream_lines(
 
 def head_priority(headers: Headers) -> int | None:
     """The priority that a request's head asks for; None where vLLM would see none."""
-    value = dict(headers).get(PRIORITY_HEADER)
-    try:
-        return None if value is None else int(value.decode("latin-1"))
-    except ValueError:
-        return None
+    for name, value in headers:
+        if name == PRIORITY_HEADER:
+            try:
+                return int(value.decode("latin-1"))
+            except ValueError:
+                return None
+    return None
 
 
 def answer_lines(headers: Headers, *, rewritten: bool = False) -> bytes:
