@@ -83,12 +83,10 @@ class Conductor:
         self._stalled = False
         speculation = scheduler.vllm_config.speculative_config
         self._draft_slots = speculation.max_num_new_slots_for_drafting if speculation else 0
-        self._further_starts = 0
-        self._starting = 0
+        self._further_starts = self._starting = self._running_before = 0
         self._unpaused: set[str] = set()
         self._nothing_to_spare = False
         self._capacity_bound = True
-        self._running_before = 0
         self._next_warm_s = 0.0
         self._take_over()
 
