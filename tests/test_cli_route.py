@@ -109,6 +109,18 @@ def test_check_tells_what_the_settings_mean_and_starts_nothing(started, tmp_path
     assert not started
 
 
+def test_ranges_of_clients_are_told_at_start(started, tmp_path, capsys):
+    path = tmp_path / "headway.toml"
+    path.write_text('[router.clients."*"]\npriority = [2, 9]\n' + FILE)
+    assert run("--config", str(path)) == 0
+    assert (
+        "headway: clients may ask for priority from 2 to 9 (default 2)" in capsys.readouterr().err
+    )
+    path.write_text(FILE)
+    assert run("--config", str(path)) == 0
+    assert "may ask for" not in capsys.readouterr().err
+
+
 def test_check_lists_everything_that_is_wrong(started, tmp_path, capsys):
     path = tmp_path / "headway.toml"
     path.write_text('config = 1\n[router]\nprot = 1\nport = "x"\n' + FILE.split("\n\n")[1])

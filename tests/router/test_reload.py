@@ -135,18 +135,24 @@ async def test_keys_and_limits_are_reloaded(tmp_path):
         async with route(*flags) as process, client_of(process) as client:
             assert (await served(client, CHAT, body_for(CHAT))).status_code == 200
             since = len(process.said)
-            more = '[router.keys]\nfile = "keys.txt"'
+            more = '[router.keys]\nfile = "keys.txt"\n[router.clients.alice]\n'
+            more += 'priority = [1, 2]\nbeyond = "refuse"'
             written(path, [engine], more, max_body_bytes=2000)
             await process.says("settings applied", since)
+            await process.says("alice may ask for priority from 1 to 2", since)
             assert (await client.post(CHAT, content=body_for(CHAT))).status_code == 401
             mine = {"authorization": f"Bearer {KEY}"}
             got = await client.post(CHAT, content=body_for(CHAT), headers=mine)
             assert got.status_code == 200
+            urgent = body_for(CHAT, priority=0)
+            assert (await client.post(CHAT, content=urgent, headers=mine)).status_code == 400
             big = body_for(CHAT, padding="x" * 2000)
             assert (await client.post(CHAT, content=big, headers=mine)).status_code == 413
             since = len(process.said)
-            keys.write_text(f"bob:{settings.hash_key(KEY[::-1])}\n")  # the key file alone
+            # The key file alone; what is left of alice doesn't keep her key.
+            keys.write_text(f"bob:{settings.hash_key(KEY[::-1])}\n")
             await process.says("settings applied", since)
+            await process.says("warning: router.clients.alice has no effect", since)
             got = await client.post(CHAT, content=body_for(CHAT), headers=mine)
             assert got.status_code == 401
 

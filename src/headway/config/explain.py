@@ -50,10 +50,11 @@ def _summary(config: Config) -> Iterator[str]:
 
 def told_clients(router: Router) -> Iterator[str]:
     """What clients may ask for, a line for each range."""
-    for name, allowed in router.client_ranges.items():
+    ranges = router.client_ranges
+    for name, allowed in ranges.items():
         who = name
         if name == EVERYONE:
-            who = "clients" if not router.clients else "other clients"
+            who = "clients" if len(ranges) == 1 else "other clients"
         done = "refused" if allowed.refuses else "clamped"
         yield (
             f"{who} may ask for priority {told(allowed.priority)} "
