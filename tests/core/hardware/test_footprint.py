@@ -3,8 +3,9 @@
 import pytest
 from tests.testing import model_configs as models
 
+from headway.core.hardware.dimensions import context_tokens
 from headway.core.hardware.fit import EngineMemory, kv_bytes
-from headway.core.hardware.footprint import context_tokens, footprint
+from headway.core.hardware.footprint import footprint
 
 GIB = 1 << 30
 GPU = EngineMemory(gpu_bytes=80 * GIB)

@@ -5,22 +5,22 @@ vLLM's cache: keys and values of every KV head and layer, of a sliding window no
 tokens, and for latent attention (MLA) one vector a layer, which every GPU keeps whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from headway.core.hardware import quantization
+from headway.core.hardware.dimensions import (
+    Dimensions,
+    attention_layers,
+    context_tokens,
+    size,
+    starts,
+    window_tokens,
+)
 
-_INNER: Final = ("text_config", "llm_config", "language_config")
-"""Where models that read images too keep what is said of their decoder."""
-_FULL: Final = frozenset({"full_attention", "attention", "global_attention", "hybrid"})
-_WINDOWED: Final = frozenset({"sliding_attention", "chunked_attention", "local_attention"})
 _UNKNOWN: Final = ("deepseek_v4", "minimax_m3")
 """Beginnings of model types whose KV follows none of these rules."""
-_UNGATED: Final = frozenset({"gelu_new", "gelu", "gelu_fast", "relu", "relu2"})
-"""Activations of MLPs with two matrices; those with a gate have three."""
-_UNSCALED: Final = frozenset({"default", "su", "longrope", "llama3", "mrope", "proportional"})
-"""Kinds of rotary scaling that max_position_embeddings already counts in."""
 _BYTES: Final = 2
 
 
@@ -74,197 +74,59 @@ def footprint(
     config: of config.json. files_bytes: size of its weights' files, preferred to counting.
     quantized: what vLLM is told to quantise to while loading (--quantization).
     """
-    text = decoder(config)
-    layers, heads = _size(text, "num_hidden_layers"), _size(text, "num_attention_heads")
-    hidden, vocabulary = _size(text, "hidden_size"), _size(text, "vocab_size")
-    if not (layers and heads and hidden and vocabulary):
+    of = Dimensions(config)
+    if not of.told or starts(of.text, *_UNKNOWN):
         return None
-    if _starts(text, *_UNKNOWN):
-        return None
-    parameters = _Parameters(text, layers, heads, hidden, vocabulary)
-    weights_bytes = _weights_bytes(config, text, parameters, files_bytes, quantized)
+    weights_bytes = _weights_bytes(of, files_bytes, quantized)
     if weights_bytes is None:
         return None
     return ModelFootprint(
         weights_bytes=weights_bytes,
         context_tokens=context_tokens(config),
-        kv=tuple(_kv(text, layers, heads, hidden)),
-        layers=layers,
-        heads=heads,
-        kv_heads=0 if _size(text, "kv_lora_rank") else _kv_heads(text, heads),
-        hidden=hidden,
-        mlp=max(parameters.mlp, parameters.expert),
-        vocabulary=vocabulary,
-        expert_width=_size(text, "num_experts_per_tok", "experts_per_token", "top_k_experts")
-        * max(hidden, parameters.expert),
-        kv_element_bytes=1 if _stored(config, text).get("kv_cache_scheme") else _BYTES,
-        splits=tuple(width for width in (parameters.mlp, parameters.expert) if width),
+        kv=tuple(_kv(of)),
+        layers=of.layers,
+        heads=of.heads,
+        kv_heads=0 if of.latent else of.kv_heads,
+        hidden=of.hidden,
+        mlp=max(of.mlp, of.expert),
+        vocabulary=of.vocabulary,
+        expert_width=of.experts_per_token * max(of.hidden, of.expert),
+        kv_element_bytes=1 if of.stored.get("kv_cache_scheme") else _BYTES,
+        splits=tuple(width for width in (of.mlp, of.expert) if width),
     )
 
 
-def decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a configuration says of its decoder, at its top or within."""
-    for name in _INNER:
-        inner = config.get(name)
-        if isinstance(inner, Mapping):
-            return {**config, **inner}
-    return config
-
-
-def context_tokens(config: Mapping[str, Any]) -> int | None:
-    """How many tokens the model is meant for, as vLLM derives it; None where it isn't said."""
-    text = decoder(config)
-    tokens = _size(text, "max_position_embeddings")
-    scaling = text.get("rope_scaling") or text.get("rope_parameters")
-    if not tokens or not isinstance(scaling, Mapping):
-        return tokens or None
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    factor = scaling.get("factor", 1.0)
-    if str(kind) in _UNSCALED or not isinstance(factor, int | float):
-        return tokens
-    return int((_size(scaling, "original_max_position_embeddings") or tokens) * factor)
-
-
-def _size(text: Mapping[str, Any], *names: str) -> int:
-    """The first of these that is a whole number above 0; 0: none is."""
-    for name in names:
-        value = text.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return 0
-
-
-def _starts(text: Mapping[str, Any], *beginnings: str) -> bool:
-    """Whether the model's type begins so."""
-    return str(text.get("model_type", "")).startswith(beginnings)
-
-
-def _kv_heads(text: Mapping[str, Any], heads: int) -> int:
-    return _size(text, "num_key_value_heads", "num_kv_heads") or heads
-
-
-def _head_dim(text: Mapping[str, Any], heads: int, hidden: int) -> int:
-    return _size(text, "head_dim") or hidden // heads
-
-
-def _kv(text: Mapping[str, Any], layers: int, heads: int, hidden: int) -> Iterator[KvLayers]:
-    latent = _size(text, "kv_lora_rank")
-    if latent:
+def _kv(of: Dimensions) -> Iterator[KvLayers]:
+    text = of.text
+    if of.latent:
         # Sparse attention keeps a key of its own for choosing tokens, a byte an element.
-        index = _size(text, "index_head_dim") // _BYTES
-        elements = latent + _size(text, "qk_rope_head_dim") + index
-        yield KvLayers(layers=layers, heads=0, elements=elements)
+        index = size(text, "index_head_dim") // _BYTES
+        elements = of.latent + size(text, "qk_rope_head_dim") + index
+        yield KvLayers(layers=of.layers, heads=0, elements=elements)
         return
-    full, windowed, certain = _attention_layers(text, layers)
-    kv_heads, head_dim = _kv_heads(text, heads), _head_dim(text, heads, hidden)
+    full, windowed, certain = attention_layers(text, of.layers)
     if full:
-        dim = _size(text, "global_head_dim") or head_dim
-        whole = _size(text, "num_global_key_value_heads") or kv_heads
+        dim = size(text, "global_head_dim") or of.head_dim
+        whole = size(text, "num_global_key_value_heads") or of.kv_heads
         yield KvLayers(layers=full, heads=whole, elements=2 * dim)
     if windowed:
         yield KvLayers(
             layers=windowed,
-            heads=kv_heads,
-            elements=2 * head_dim,
-            window_tokens=_window(text) or None,
+            heads=of.kv_heads,
+            elements=2 * of.head_dim,
+            window_tokens=window_tokens(text) or None,
             certain=certain,
         )
 
 
-def _window(text: Mapping[str, Any]) -> int:
-    """How many tokens back layers with a window see, 0 where none is said."""
-    return _size(text, "sliding_window", "attention_chunk_size")
-
-
-def _attention_layers(text: Mapping[str, Any], layers: int) -> tuple[int, int, bool]:
-    """Layers that see everything, those with a window, and whether it is certain which are which.
-
-    The others keep a state of fixed size, or use the KV of another layer.
-    """
-    kinds = text.get("layer_types") or text.get("layers_block_type")
-    if isinstance(kinds, Sequence) and len(kinds) == layers:
-        own = [str(kind) for kind in kinds[: layers - _size(text, "num_kv_shared_layers")]]
-        return sum(k in _FULL for k in own), sum(k in _WINDOWED for k in own), True
-    pattern = text.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        return pattern.count("*"), 0, True
-    every = _size(text, "full_attention_interval", "attn_layer_period")
-    if every:
-        return max(1, layers // every), 0, True
-    if _window(text) and text.get("use_sliding_window", True):
-        return 0, layers, False
-    return layers, 0, True
-
-
-class _Parameters:
-    """Numbers of a model's weights. linear: attention and dense MLPs. attention: its part of them.
-    experts: of all experts together. table: embeddings and output layer.
-    """
-
-    def __init__(
-        self, text: Mapping[str, Any], layers: int, heads: int, hidden: int, vocabulary: int
-    ) -> None:
-        self.mlp = _size(text, "intermediate_size_mlp", "intermediate_size")
-        count = _size(text, "n_routed_experts", "num_experts", "num_local_experts")
-        self.expert = _size(text, "moe_intermediate_size", "intermediate_size") if count else 0
-        sparse = _expert_layers(text, layers) if count else 0
-        gated = _starts(text, "gemma") or str(text.get("hidden_act")) not in _UNGATED
-        matrices = 3 if gated else 2
-        shared = _size(text, "shared_expert_intermediate_size")
-        shared = shared or _size(text, "n_shared_experts") * self.expert
-        shared = shared or (self.expert if _starts(text, "llama4") else 0)
-        dense = (layers - sparse) * self.mlp + sparse * shared
-        self.attention = layers * _attention(text, heads, hidden)
-        self.linear = self.attention + matrices * hidden * dense
-        self.experts = sparse * count * matrices * hidden * self.expert
-        tied = text.get("tie_word_embeddings", _starts(text, "gemma", "cohere"))
-        self.table = vocabulary * hidden * (1 if tied else 2)
-
-
-def _expert_layers(text: Mapping[str, Any], layers: int) -> int:
-    """How many layers have experts."""
-    step = _size(text, "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq") or 1
-    only_dense = text.get("mlp_only_layers")
-    without = len(only_dense) if isinstance(only_dense, Sequence) else 0
-    return max(0, (layers - _size(text, "first_k_dense_replace")) // step - without)
-
-
-def _attention(text: Mapping[str, Any], heads: int, hidden: int) -> int:
-    """Weights of one layer's attention."""
-    latent, rope = _size(text, "kv_lora_rank"), _size(text, "qk_rope_head_dim")
-    if latent:
-        plain, value = _size(text, "qk_nope_head_dim"), _size(text, "v_head_dim")
-        narrow = _size(text, "q_lora_rank")
-        query = heads * (plain + rope)
-        queries = narrow * (hidden + query) if narrow else hidden * query
-        keys = hidden * (latent + rope) + latent * heads * (plain + value)
-        return queries + keys + heads * value * hidden
-    head_dim = _head_dim(text, heads, hidden)
-    return 2 * hidden * head_dim * (heads + _kv_heads(text, heads))
-
-
-def _stored(config: Mapping[str, Any], text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How its files are quantised; empty where they aren't."""
-    stored = config.get("quantization_config") or text.get("quantization_config")
-    return stored if isinstance(stored, Mapping) else {}
-
-
-def _weights_bytes(
-    config: Mapping[str, Any],
-    text: Mapping[str, Any],
-    parameters: _Parameters,
-    files_bytes: int | None,
-    quantized: str | None,
-) -> int | None:
-    stored = _stored(config, text)
-    if files_bytes and (stored or not quantized):
+def _weights_bytes(of: Dimensions, files_bytes: int | None, quantized: str | None) -> int | None:
+    if files_bytes and (of.stored or not quantized):
         # vLLM holds in two bytes what a file has in four.
-        halved = text.get("dtype", text.get("torch_dtype")) == "float32"
-        return files_bytes // 2 if halved and not stored else files_bytes
-    bits = quantization.bits(stored, quantized)
-    if bits is None or not parameters.mlp + parameters.expert:
+        halved = of.text.get("dtype", of.text.get("torch_dtype")) == "float32"
+        return files_bytes // 2 if halved and not of.stored else files_bytes
+    bits = quantization.bits(of.stored, quantized)
+    if bits is None or not of.mlp + of.expert:
         return None
-    linear = parameters.linear
-    plain = parameters.attention if bits.without_attention else 0
-    quantised_bits = (linear - plain) * bits.linear + parameters.experts * bits.experts
-    return round(quantised_bits / 8) + _BYTES * (plain + parameters.table)
+    plain = of.attention if bits.without_attention else 0
+    quantised_bits = (of.linear - plain) * bits.linear + of.experts * bits.experts
+    return round(quantised_bits / 8) + _BYTES * (plain + of.table)

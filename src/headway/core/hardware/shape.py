@@ -1,12 +1,17 @@
 """What a model computes for a token, from the dimensions in its config.json."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from headway.core.errors import SettingError
+from headway.core.hardware import quantization
+from headway.core.hardware.dimensions import Dimensions, attention_layers
 
 WeightDtype: TypeAlias = Literal["bfloat16", "fp8"]
 BYTES_BY_DTYPE: Final = {"bfloat16": 2, "fp8": 1}
+FP8_BITS: Final = 8.0
+"""Weights of four bits are timed as if they had eight: too slow where few tokens are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +85,48 @@ class Shard:
     mlp: int
     shared_mlp: int
     vocabulary: int
+
+
+def model_shape(
+    config: Mapping[str, Any],
+    *,
+    name: str = "model",
+    quantized: str | None = None,
+    kv_dtype: WeightDtype = "bfloat16",
+) -> ModelShape:
+    """What a model computes, from its config.json.
+
+    quantized: what vLLM is told to quantise to while loading (--quantization). Raises SettingError
+    for what isn't a decoder with full attention in every layer.
+    """
+    of = Dimensions(config)
+    if not of.told:
+        raise SettingError("config.json", "doesn't tell layers, heads, width and vocabulary")
+    if of.latent or attention_layers(of.text, of.layers) != (of.layers, 0, True):
+        kind = of.text.get("model_type", "this model")
+        raise SettingError(
+            "config.json",
+            f"{kind} has layers with latent, windowed or linear attention, whose time isn't known; "
+            "use a model with full attention in all layers",
+        )
+    bits = quantization.bits(of.stored, quantized)
+    if bits is None:
+        raise SettingError("quantization", "isn't known; use fp8, or a model in bfloat16")
+    if 0 < of.expert_layers < of.layers:
+        raise SettingError("config.json", "only some layers have experts; use another model")
+    narrow = min(bits.linear, bits.experts) if of.expert_count else bits.linear
+    return ModelShape(
+        name=name,
+        layers=of.layers,
+        hidden=of.hidden,
+        mlp=of.expert or of.mlp,
+        heads=of.heads,
+        kv_heads=of.kv_heads,
+        head_dim=of.head_dim,
+        vocabulary=of.vocabulary,
+        experts=of.expert_count,
+        experts_per_token=of.experts_per_token,
+        shared_mlp=of.shared,
+        weight_dtype="fp8" if narrow <= FP8_BITS else "bfloat16",
+        kv_dtype=kv_dtype,
+    )

@@ -7,7 +7,7 @@ from typing import Final
 
 from headway.core.batching.settings import LONG_PREFILL_TOKENS, long_threshold_for
 from headway.core.errors import SettingError
-from headway.core.hardware.footprint import context_tokens
+from headway.core.hardware.dimensions import context_tokens
 from headway.core.routing.strategies import DEFAULT_STRATEGY, SPLIT_STRATEGY, STRATEGY_BY_NAME
 from headway.fleet.plan import sizing
 from headway.fleet.plan.sizing import EngineSize
