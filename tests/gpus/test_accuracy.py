@@ -4,7 +4,7 @@ import pytest
 from benchmarks.hardware_accuracy import JUDGED, accuracy, fitted, goals, measured, points
 
 from headway.core.hardware.kernels import Roofline
-from headway.gpus import CALIBRATIONS, kernels
+from headway.gpus import CALIBRATIONS, ROOFLINE_ERROR, TPOT_ERROR, kernels, trust
 
 
 def test_every_gpu_is_as_true_as_it_claims_to_be():
@@ -36,3 +36,15 @@ def test_tables_hold_what_was_measured(gpu):
     assert of.measured
     assert curve.sizes[0] == 1
     assert curve(4096) > curve(1024) > curve(16)
+
+
+@pytest.mark.parametrize("gpu", TPOT_ERROR)
+def test_what_is_said_of_a_gpu_is_what_was_measured(gpu):
+    found = {each.gpu: each for each in measured() if each.kernels == "tables"}
+    assert TPOT_ERROR[gpu] == pytest.approx(found[gpu].mean, abs=0.001)
+
+
+def test_what_is_said_of_specifications_is_what_was_measured():
+    found = [each.mean for each in measured() if each.kernels == "roofline"]
+    assert max(found) == pytest.approx(ROOFLINE_ERROR, abs=0.005)
+    assert {trust(gpu) for gpu in ("l4", "l40s")} == {trust("a10g")} != {trust("h100-sxm")}

@@ -25,6 +25,24 @@ CALIBRATIONS: Final[Mapping[str, Calibration]] = {
 }
 """Fitted to measured TPOT of Llama-70B fp8 on vLLM (`benchmarks/hardware_accuracy.py --fit`)."""
 
+TPOT_ERROR: Final[Mapping[str, float]] = {"h100-sxm": 0.032, "h200-sxm": 0.033, "b200-sxm": 0.093}
+"""Mean error of TPOT of that model, calibrated (`benchmarks/hardware_accuracy.py`)."""
+ROOFLINE_ERROR: Final = 0.10
+"""The same of GPUs' specifications alone, on those three."""
+
+
+def trust(gpu: str) -> str:
+    """What the step times of a GPU are worth, in words. Raises SettingError."""
+    name = gpu_named(gpu).name
+    if name in TPOT_ERROR:
+        return f"measured kernels; time per token {TPOT_ERROR[name]:.0%} off on average"
+    if kernels(name).measured:
+        return "measured kernels, not checked against an engine"
+    return (
+        "from its specification; time per token of other GPUs, so computed, is "
+        f"{ROOFLINE_ERROR:.0%} off on average"
+    )
+
 
 def step_times(
     model: ModelShape, gpu: str, *, gpus: int = 1, graph_sizes: Sequence[int] = ()

@@ -1,0 +1,15 @@
+"""The entry point: vLLM calls `register` in each of its processes, before it knows its platform."""
+
+import os
+
+VARIABLE = "HEADWAY_EMULATE"
+_V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def register() -> str | None:
+    """The platform that vLLM is to use; None, at no cost, unless an emulation is asked for."""
+    if not os.environ.get(VARIABLE):
+        return None
+    # GPUs use this model runner by default; vLLM doesn't where it finds no Triton.
+    os.environ.setdefault(_V2_RUNNER, "1")
+    return "headway.emulate.platform.EmulatedPlatform"
