@@ -13,9 +13,11 @@ from typing import Any, Final, NoReturn
 from headway import masking
 from headway.core.batching import settings
 from headway.core.errors import HeadwayError, SettingError
+from headway.core.hardware import emulation
+from headway.core.hardware.gpu import GPU_BY_NAME
 from headway.engine.start import command, launch
 from headway.fleet import cli as fleet
-from headway.models import bundled, named
+from headway.models import bundled, known
 from headway.router import command as route
 
 _SERVE: Final = f"""\
@@ -26,6 +28,10 @@ MODEL is a directory or a Hugging Face name. Without it a small bundled model is
 makes its answers worse), --enforce-eager (up in half the time; --no-enforce-eager compiles and
 decodes about a quarter faster), --max-num-batched-tokens 512, VLLM_CPU_KVCACHE_SPACE=2. On a single
 core the engine is bound to it. Flags and environment variables of yours win.
+
+With --emulate it runs on GPUs that aren't there, for rehearsals: vLLM as it is, at their speed, and
+what it writes are words without meaning (docs/emulation.md). MODEL then needs no weights, and may
+be one of {", ".join(known.CONFIG_BY_NAME)}.
 
 Every flag not listed here goes to vLLM as it is: --port 8001, --max-model-len 4096, … All of them:
 python -m vllm.entrypoints.openai.api_server --help=all
@@ -48,6 +54,7 @@ _EXAMPLES: Final = """\
 examples:
   headway serve
   headway serve --policy parallel --max-long-partial-prefills 2 --port 8001
+  headway serve llama-3.1-70b --emulate h100-sxm --tensor-parallel-size 4
   headway serve Qwen/Qwen3-8B --ttft-slo-s 2 --tpot-slo-s 0.05 --tensor-parallel-size 2
 """
 
@@ -99,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     serve.add_argument("--model", metavar="MODEL", help="the same as MODEL")
+    serve.add_argument(
+        "--emulate",
+        metavar="GPU",
+        help=f"run on GPUs that aren't there: {', '.join(GPU_BY_NAME)}; or JSON such as "
+        f'{{"gpu": "h100-sxm", "slow": 4}} (default: ${emulation.VARIABLE})',
+    )
     _add_batching(serve.add_argument_group("batching"))
     serve.add_argument(
         "--additional-config",
@@ -152,22 +165,26 @@ def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
             raise SettingError("--model", f"{model} and {positional} are given; leave out one")
         model = positional
     cpu = launch.cpu_build()
+    asked = arguments.emulate or os.environ.get(emulation.VARIABLE)
     wish = command.EngineWish(
-        model=model or "",
-        bundled=None if model else bundled.NAME,
+        model=model or (known.DEFAULT if asked else ""),
+        bundled=None if model or asked else bundled.NAME,
+        known=known.well_known(model or known.DEFAULT) if asked else None,
+        emulation=emulation.parse(asked) if asked else None,
         batching=_given(arguments),
         additional_config=_json(arguments.additional_config),
         vllm_flags=rest,
     )
-    wrong = named.problem(model, os.environ, command.flag_names(rest)) if model else None
+    flags, emulates = command.flag_names(rest), wish.emulation is not None
+    wrong = known.problem(model, os.environ, flags, emulated=emulates) if model else None
     if wrong:
         raise SettingError("MODEL", wrong)
     # Built once before the model is prepared, so that a wrong setting shows at once.
     engine = _build(wish, cpu=cpu)
     launch.check(engine, cpu=cpu)
-    if not model:
-        prepared = dataclasses.replace(wish, model=str(bundled.ensure()))
-        engine = _build(prepared, cpu=cpu)
+    if wish.bundled or wish.known:
+        prepared = str(bundled.ensure()) if wish.bundled else known.directory(wish.model)
+        engine = _build(dataclasses.replace(wish, model=prepared), cpu=cpu)
     say(_summary(engine))
     return launch.run(engine, lambda: say(_try_it(engine)), say)
 
@@ -239,6 +256,7 @@ def _summary(engine: command.EngineCommand) -> str:
             f"starting {engine.served_name}",
             f"  policy       {policy}",
             f"  address      {engine.url or 'as the flags say'}",
+            *([f"  hardware     {engine.emulated}"] if engine.emulated else []),
             f"  environment  {' '.join(told)}",
             f"  command      {shlex.join(masking.words(engine.argv))}",
             "  vLLM takes half a minute or more to start; Ctrl-C stops it",
@@ -253,9 +271,10 @@ def _try_it(engine: command.EngineCommand) -> str:
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
     }
     body = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(chat))}"
+    marked = f" ({engine.emulated})" if engine.emulated else ""
     return "\n".join(
         [
-            f"ready: {engine.served_name} on {engine.url}; try",
+            f"ready: {engine.served_name} on {engine.url}{marked}; try",
             f"  curl {engine.url}/v1/chat/completions {body}",
             f"  curl {engine.url}/metrics",
         ]

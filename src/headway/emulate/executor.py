@@ -12,6 +12,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
+from headway.core.hardware.emulation import VARIABLE, parse
 from headway.core.hardware.gpu import gpu_named
 from headway.core.hardware.shape import model_shape
 from headway.core.hardware.step import StepTimes
@@ -22,7 +23,6 @@ from headway.emulate.faults import FaultFile
 from headway.emulate.memory import fp8_cache, kv_room_bytes
 from headway.emulate.report import EmulationReport
 from headway.emulate.sampler import Sampler
-from headway.emulate.settings import VARIABLE, parse
 from headway.gpus import step_times
 
 _HANG_LOOK_S: Final = 0.05

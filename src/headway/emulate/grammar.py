@@ -4,7 +4,8 @@ A grammar usually allows strings and lists of any length. What ends something is
 quarter of the time, and whenever it is allowed once an answer is `LONG` tokens long.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,21 +14,23 @@ from headway.emulate.answers import Writing
 
 LONG: Final = 32
 _OFTEN: Final = 4
-_ENDINGS: Final = ("}", "]", '"')
-"""In the order in which they are preferred."""
+_ENDINGS: Final = ('"', "}", "]")
+"""In the order in which they are preferred: within a string the others end nothing."""
+_BLANK: Final = re.compile(r"(?:[Ġ▁Ċĉč\s]|<0x0[9AD]>)*")
+"""How vocabularies write what JSON allows anywhere and any number of times."""
 
 
 class Grammar:
     """Chooses tokens under vLLM's bit masks."""
 
-    def __init__(self, words: Sequence[int], texts: Sequence[str]) -> None:
-        """texts: what each token of the vocabulary is written as."""
-        self._words = np.zeros(len(texts), dtype=bool)
+    def __init__(self, words: Sequence[int], vocabulary: Mapping[str, int], size: int) -> None:
+        """vocabulary: tokens and their ids. size: of the model's."""
+        known = {token: number for token, number in vocabulary.items() if number < size}
+        self._words = np.zeros(size, dtype=bool)
         self._words[list(words)] = True
-        self._blank = np.array([not text.strip() for text in texts], dtype=bool)
-        self._endings = [
-            number for ending in _ENDINGS for number, text in enumerate(texts) if text == ending
-        ]
+        self._blank = np.zeros(size, dtype=bool)
+        self._blank[[i for token, i in known.items() if _BLANK.fullmatch(token)]] = True
+        self._endings = [known[ending] for ending in _ENDINGS if ending in known]
 
     def token(self, writing: Writing, position: int, mask: Any) -> int:
         """The token at a position. mask: bits of 32-bit integers, one for each allowed token."""

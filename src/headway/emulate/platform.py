@@ -5,12 +5,13 @@ import os
 from typing import Any, Final
 
 import torch
+from vllm.exceptions import VLLMValidationError
 from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
 from headway.core.errors import SettingError
+from headway.core.hardware.emulation import VARIABLE, parse
 from headway.core.hardware.gpu import Gpu, gpu_named
 from headway.core.hardware.shape import model_shape
-from headway.emulate.settings import VARIABLE, parse
 
 EXECUTOR: Final = "headway.emulate.executor.EmulatedExecutor"
 _NO_WORKER: Final = "vllm.v1.worker.worker_base.WorkerBase"
@@ -113,12 +114,11 @@ class EmulatedPlatform(Platform):
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
-        """Raise ValueError, which the client gets, for what an emulated model can't answer."""
-        asked = [name for name in _UNANSWERED if _is_set(getattr(params, name, None))]
-        if asked:
-            raise ValueError(
-                f"an emulated engine can't serve {', '.join(asked)}: no model is computed"
-            )
+        """Raise VLLMValidationError, which the client gets, for what no model computes here."""
+        for name in _UNANSWERED:
+            if _is_set(getattr(params, name, None)):
+                said = f"an emulated engine computes nothing and can't serve {name}; leave it out"
+                raise VLLMValidationError(said, parameter=name)
 
 
 _UNANSWERED: Final = (

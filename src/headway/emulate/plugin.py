@@ -1,9 +1,11 @@
 """The entry point: vLLM calls `register` in each of its processes, before it knows its platform."""
 
 import os
+from typing import Final
 
-VARIABLE = "HEADWAY_EMULATE"
-_V2_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+from headway.core.hardware.emulation import VARIABLE
+
+_V2_RUNNER: Final = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def register() -> str | None:

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.logger import init_logger
 
+from headway.core.hardware.emulation import Emulation
 from headway.emulate.lateness import BOUNDS_S, Lateness
-from headway.emulate.settings import Emulation
 from headway.gpus import trust
 
 logger = init_logger("vllm.headway")

@@ -21,23 +21,16 @@ class Sampler:
 
     def __init__(self, model_config: Any) -> None:
         """model_config: vLLM's. Without a tokenizer any id may be written."""
-        self._size = model_config.get_vocab_size()
-        self._tokenizer: Any = cached_tokenizer_from_config(model_config)
-        if self._tokenizer is None:
-            self._known = 0
-            self._words = words({}, self._size)
-        else:
-            self._known = min(self._size, len(self._tokenizer))
-            special = self._tokenizer.all_special_ids
-            self._words = words(self._tokenizer.get_vocab(), self._known, special)
+        self._size = size = model_config.get_vocab_size()
+        tokenizer: Any = cached_tokenizer_from_config(model_config)
+        self._vocabulary: dict[str, int] = tokenizer.get_vocab() if tokenizer else {}
+        special = tokenizer.all_special_ids if tokenizer else ()
+        self._words = words(self._vocabulary, size, special)
 
     @cached_property
     def _grammar(self) -> Grammar:
-        """Made when the first answer has to follow one: a second's work."""
-        return Grammar(self._words, [self._text(i) for i in range(self._size)])
-
-    def _text(self, token: int) -> str:
-        return str(self._tokenizer.decode([token])) if token < self._known else ""
+        """Made when the first answer has to follow one."""
+        return Grammar(self._words, self._vocabulary, self._size)
 
     def output(self, batch: Batch, grammar_output: Any) -> ModelRunnerOutput:
         """What comes of a step. grammar_output: vLLM's masks for answers that follow a grammar."""

@@ -8,13 +8,14 @@ would take. Whoever needs prompts of an exact length sends token ids.
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from headway.models import cache
+from headway.models import cache, named
 
 DEFAULT: Final = "llama-3.1-8b"
+_OWN: Final = "name a directory with config.json and weights, or a hub's model"
 WORDS: Final = 8192
 """Tokens of the tokenizer; ids above them are the model's all the same."""
 _RECIPE: Final = "known-1"
@@ -97,6 +98,33 @@ CONFIG_BY_NAME: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """config.json of each; dimensions as their makers publish them."""
+
+
+def well_known(model: str) -> str | None:
+    """The name in `CONFIG_BY_NAME` that is meant; None: none is, or there is such a directory."""
+    name = model.lower()
+    return name if name in CONFIG_BY_NAME and not Path(model).exists() else None
+
+
+def problem(
+    model: str, environ: Mapping[str, str], flags: Collection[str] = (), *, emulated: bool
+) -> str | None:
+    """As `named.problem`, of a model that may be well known; emulated ones need no weights."""
+    if not emulated:
+        missing = f"{model} has no weights here, it can be emulated only; {_OWN}"
+        return missing if well_known(model) else named.problem(model, environ, flags)
+    if well_known(model):
+        return None
+    return named.problem(model, environ, (*flags, "--load-format"))
+
+
+def directory(model: str) -> str:
+    """Where vLLM finds a model: a well-known one's directory, else the name as it is.
+
+    Raises ModelError.
+    """
+    name = well_known(model)
+    return model if name is None else str(ensure(name))
 
 
 def ensure(name: str, root: Path | None = None) -> Path:

@@ -16,6 +16,8 @@ from headway import cgroup
 from headway.core.batching import settings
 from headway.core.batching.settings import STOCK, STOCK_SETTINGS
 from headway.core.errors import SettingError
+from headway.core.hardware import emulation as emulated
+from headway.core.hardware.emulation import Emulation
 from headway.engine import nixl
 
 _SCHEDULER: Final = "headway.engine.Scheduler"
@@ -44,6 +46,8 @@ class EngineWish:
 
     model: a directory or a hub name.
     bundled: the served name if `model` is the bundled one, else None.
+    known: the served name if `model` is the directory of a well-known one, else None.
+    emulation: the GPUs that it is to run on though they aren't there; None: it computes.
     batching: headway's settings as given, policy included.
     additional_config: vLLM's flag of that name, parsed.
     vllm_flags: the flags that go to vLLM as they are.
@@ -51,6 +55,8 @@ class EngineWish:
 
     model: str
     bundled: str | None
+    known: str | None = None
+    emulation: Emulation | None = None
     batching: Mapping[str, Any] = field(default_factory=dict)
     additional_config: Mapping[str, Any] = field(default_factory=dict)
     vllm_flags: Sequence[str] = ()
@@ -66,6 +72,7 @@ class EngineCommand:
     settings: headway's settings in force, None under vLLM's own scheduler.
     drain_s: how long a stopping engine waits for running requests.
     cores: where all its processes run; None for wherever this process may.
+    emulated: what its figures are marked with; empty where it computes.
     """
 
     argv: tuple[str, ...]
@@ -75,6 +82,7 @@ class EngineCommand:
     settings: settings.BatchingSettings | None
     drain_s: float
     cores: tuple[int, ...] | None = None
+    emulated: str = ""
 
 
 def build(
@@ -93,6 +101,7 @@ def build(
     Raises SettingError for settings that contradict one another or are out of range.
     """
     flags = _Flags(wish.vllm_flags)
+    cpu = cpu and wish.emulation is None
     parsed, scheduler_flags = _scheduler(wish, flags)
     defaults: dict[str, str | None] = {
         "--host": "127.0.0.1",
@@ -100,6 +109,10 @@ def build(
         # The launcher asks for it every few seconds.
         "--disable-access-log-for-endpoints": "/health",
     }
+    if wish.known:
+        defaults["--served-model-name"] = wish.known
+    if wish.emulation:
+        defaults["--load-format"] = "dummy"
     if wish.bundled:
         defaults |= _bundled_flags(wish.bundled, flags, cpu=cpu)
     argv = [*_SERVER, "--model", wish.model]
@@ -108,11 +121,14 @@ def build(
             argv += [name] if value is None else [name, value]
     return EngineCommand(
         argv=(*argv, *scheduler_flags, *wish.vllm_flags),
-        env={**_environment(wish, flags, cpu=cpu, cores=cores), **environ},
+        env={**_environment(wish, flags, cpu=cpu, cores=cores), **environ, **_emulation(wish)},
         url=_url(flags),
-        served_name=flags.value("--served-model-name") or wish.bundled or wish.model,
+        served_name=(
+            flags.value("--served-model-name") or wish.bundled or wish.known or wish.model
+        ),
         settings=parsed,
         drain_s=flags.number("--shutdown-timeout", _DRAIN_S, _MOST_DRAIN_S),
+        emulated=wish.emulation.said(_gpus(flags)) if wish.emulation else "",
     )
 
 
@@ -187,6 +203,16 @@ def _environment(
     if cpu and any("Nixl" in (flags.value(name) or "") for name in kv_flags):
         env[nixl.WAIT_VARIABLE] = str(nixl.WAIT_US)
     return env
+
+
+def _emulation(wish: EngineWish) -> dict[str, str]:
+    return {emulated.VARIABLE: wish.emulation.variable} if wish.emulation else {}
+
+
+def _gpus(flags: "_Flags") -> int:
+    """Of a tensor parallel engine; 1 where that can't be read, which vLLM says itself."""
+    size = flags.value("--tensor-parallel-size") or flags.value("-tp") or "1"
+    return int(size) if size.isdecimal() else 1
 
 
 def _url(flags: "_Flags") -> str | None:

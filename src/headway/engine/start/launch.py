@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -19,6 +19,8 @@ from headway import processes
 from headway.core.errors import HeadwayError
 from headway.engine.start.command import EngineCommand, compiles
 
+_EMULATOR: Final = "headway_emulate"
+"""The plugin's name among vLLM's."""
 _POLL_S: Final = 0.25
 _HEALTH_EVERY_S: Final = 5.0
 _HEALTH_TIMEOUT_S: Final = 2.0
@@ -46,7 +48,9 @@ def cpu_build() -> bool:
 
 def check(command: EngineCommand, *, cpu: bool) -> None:
     """Raise LaunchError for what would make the start fail late and obscurely."""
-    if cpu and compiles(command) and not any(map(shutil.which, ("g++", "c++", "clang++"))):
+    if command.emulated:
+        _check_emulation(command.env)
+    elif cpu and compiles(command) and not any(map(shutil.which, ("g++", "c++", "clang++"))):
         raise LaunchError(
             "vLLM compiles the model on a CPU and there is no C++ compiler; install g++, or add "
             "--enforce-eager"
@@ -63,6 +67,21 @@ def check(command: EngineCommand, *, cpu: bool) -> None:
                     f"cannot listen on {command.url}: {error.strerror}; "
                     "choose another address with --port and --host"
                 ) from error
+
+
+def _check_emulation(env: Mapping[str, str]) -> None:
+    """Raise LaunchError where vLLM wouldn't load the plugin, and compute instead."""
+    group = importlib.metadata.entry_points(group="vllm.platform_plugins")
+    if _EMULATOR not in group.names:
+        raise LaunchError(
+            "this installation of headway doesn't tell vLLM about emulation; install it again: "
+            "pip install headway (in a clone: make)"
+        )
+    if env.get("VLLM_TARGET_DEVICE") == "cpu":
+        raise LaunchError("VLLM_TARGET_DEVICE=cpu lets no GPU be emulated; unset it")
+    allowed = env.get("VLLM_PLUGINS")
+    if allowed is not None and _EMULATOR not in allowed.split(","):
+        raise LaunchError(f"VLLM_PLUGINS keeps vLLM from emulating; add {_EMULATOR} to it")
 
 
 def run(command: EngineCommand, on_ready: Callable[[], None], say: Callable[[str], None]) -> int:
