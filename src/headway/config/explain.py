@@ -38,7 +38,7 @@ def _summary(config: Config) -> Iterator[str]:
     for pool in config.pools:
         count = len(pool.engines) or pool.replicas
         engines = "1 engine" if count == 1 else f"{count} engines"
-        started = "" if pool.engines else f" to start, {pool.model or 'the bundled model'}"
+        started = "" if pool.engines else f" to start, {_model(pool)}"
         yield f"  pool {pool.name}, {engines}{started}: {_duty(router, pool)}"
     slo = router.slo
     yield (
@@ -62,6 +62,13 @@ def told_clients(router: Router) -> Iterator[str]:
             f"TTFT limits {told(allowed.ttft_slo_s, ' s')} and "
             f"TPOT limits {told(allowed.tpot_slo_s, ' s')}; more is {done}"
         )
+
+
+def _model(pool: Pool) -> str:
+    if pool.emulate:
+        gpus = pool.tensor_parallel_size
+        return f"{pool.model or 'a well-known model'} on {pool.emulate.said(gpus)}"
+    return pool.model or "the bundled model"
 
 
 def _duty(router: Router, pool: Pool) -> str:

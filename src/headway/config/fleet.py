@@ -20,6 +20,10 @@ from headway.config.checks import (
     shown,
 )
 from headway.core.batching.settings import SETTINGS, STOCK, Amount, Cardinal, Level, Words
+from headway.core.errors import SettingError
+from headway.core.hardware import emulation
+from headway.core.hardware.emulation import Emulation
+from headway.core.hardware.gpu import GPU_BY_NAME
 from headway.masking import VARIABLE_BY_FLAG
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ STARTING: Final = (
     "devices",
     "tensor_parallel_size",
     "pipeline_parallel_size",
+    "emulate",
     "kv_memory_gib",
     "flags",
     "batching",
@@ -86,6 +91,7 @@ _VARIABLES_OF_THE_FLEET: Final[Mapping[str, str]] = {
     "VLLM_CPU_OMP_THREADS_BIND": "follows from `devices`; set that",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "follows from `devices`; set that",
     "VLLM_CPU_KVCACHE_SPACE": "has a setting of its own; use `kv_memory_gib`",
+    emulation.VARIABLE: "has a setting of its own; use `emulate`",
     "VLLM_NIXL_SIDE_CHANNEL_HOST": _ADDRESS,
     "VLLM_NIXL_SIDE_CHANNEL_PORT": _ADDRESS,
     "PROMETHEUS_MULTIPROC_DIR": _ADDRESS,
@@ -136,6 +142,36 @@ class Variables:
             "propertyNames": {"pattern": f"^(?:{_VARIABLE.pattern})$"},
             "additionalProperties": {"type": "string"},
         }
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedGpu:
+    """A GPU that isn't there: its name, or a table with it."""
+
+    def read(self, value: object) -> Emulation:
+        if not isinstance(value, str | dict):
+            raise bad(f'{kind(value)} is not a GPU; use one such as "h100-sxm"')
+        table = {"gpu": value} if isinstance(value, str) else value
+        try:
+            return emulation.from_table(table)
+        except SettingError as error:
+            at: Path = (error.key,) if isinstance(value, dict) and error.key in value else ()
+            raise BadValueError((at, error.problem)) from None
+
+    def schema(self) -> dict[str, Any]:
+        names = {"enum": sorted(GPU_BY_NAME)}
+        table = {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["gpu"],
+            "properties": {
+                "gpu": names,
+                "slow": {"type": "number", "exclusiveMinimum": 0, "maximum": emulation.SLOWEST},
+                "answer_tokens": {"type": "integer", "minimum": 1},
+                "faults": {"type": "string"},
+            },
+        }
+        return {"anyOf": [names, table]}
 
 
 def _variable_problem(name: str, content: object) -> str | None:

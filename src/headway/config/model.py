@@ -22,12 +22,21 @@ from headway.config.checks import (
     Whole,
 )
 from headway.config.clients import CLIENT, EVERYONE, ClientSettings
-from headway.config.fleet import DEVICE, MODEL, Batching, Fleet, Variables, VllmFlag
+from headway.config.fleet import (
+    DEVICE,
+    MODEL,
+    Batching,
+    EmulatedGpu,
+    Fleet,
+    Variables,
+    VllmFlag,
+)
 from headway.config.keys import KeyEntry, KeyHash, KeyRing
 from headway.config.problems import Source
 from headway.config.reading import Named
 from headway.core.batching.settings import LONG_PREFILL_TOKENS
 from headway.core.client_range import ClientRange
+from headway.core.hardware.emulation import Emulation
 from headway.core.routing.strategies import (
     DEFAULT_STRATEGY,
     LENGTH_STRATEGIES,
@@ -297,6 +306,12 @@ class Pool:
     pipeline_parallel_size: Annotated[
         int, _SIZE, "groups of such devices, each with a part of the layers"
     ] = 1
+    emulate: Annotated[
+        Emulation | None,
+        EmulatedGpu(),
+        'GPUs that aren\'t there, such as "h100-sxm" or { gpu = "h100-sxm", slow = 4.0 }: nothing '
+        "is computed (docs/emulation.md); not set: real ones",
+    ] = None
     kv_memory_gib: Annotated[
         float | None,
         Number(most=2**20),

@@ -56,7 +56,22 @@ def check_starts(pools: Pools, problems: Problems) -> None:
     for index, pool in pools:
         if not pool.engines:
             _batching(index, pool, problems)
+            _emulation(index, pool, problems)
             _devices(index, pool, owners, problems)
+
+
+def _emulation(index: int, pool: Pool, problems: Problems) -> None:
+    if pool.emulate is None:
+        return
+    at = ("pool", index)
+    if pool.devices:
+        problems.add((*at, "devices"), "are none of an emulated engine; leave them out")
+    if pool.pipeline_parallel_size > 1:
+        said = "isn't emulated; use tensor_parallel_size"
+        problems.add((*at, "pipeline_parallel_size"), said)
+    if pool.role != "both":
+        said = f'"{pool.role}" moves KV, which isn\'t emulated yet; use "both"'
+        problems.add((*at, "role"), said)
 
 
 def _batching(index: int, pool: Pool, problems: Problems) -> None:

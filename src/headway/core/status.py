@@ -129,7 +129,8 @@ class EngineStatus:
     state: queued, starting, ready, draining, stopping, stopped, backoff or failed; reason: why.
     model: null where it is the bundled one. note: what is to be said of one that runs. since_s: how
     long it has been in its state. held: by `headway drain`. side_port: of its KV transfers.
-    router_id: its id in `RoutedEngine`. devices: CPU cores or GPUs, where it is known which. log:
+    router_id: its id in `RoutedEngine`. emulated: what its figures are marked with where its GPUs
+    aren't there. devices: CPU cores or GPUs, where it is known which. log:
     the path of all that it said.
     """
 
@@ -147,6 +148,7 @@ class EngineStatus:
     restarts: int = 0
     held: bool = False
     side_port: int | None = None
+    emulated: str = ""
     devices: tuple[int, ...] = ()
     pid: int | None = None
 

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -32,11 +33,11 @@ from headway.fleet.plan.engine_command import engine_command
 from headway.fleet.plan.machine import NO_GPU
 from headway.fleet.plan.plan import load, plan, rescale, wrong_models
 from headway.fleet.plan.sizing import size_for
-from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
+from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine, emulated
 from headway.fleet.supervise import supervisor
 from headway.fleet.supervise.engines import Making
 from headway.fleet.supervise.router_link import command as router_command
-from headway.models import bundled, named
+from headway.models import bundled, known, named
 from headway.models.files import ModelFiles, model_files
 from headway.models.hub import fetch_sizes
 from headway.models.named import is_hub_name
@@ -201,12 +202,14 @@ def try_it(fleet: FleetSpec, machine: Machine, endpoint: str) -> str:
         "max_tokens": 100,
         "messages": [{"role": "user", "content": _QUESTION}],
     }
+    marks = sorted({emulated(engine) for engine in fleet.engines} - {""})
+    marked = f" ({'; '.join(marks)})" if marks else ""
     key = "-H 'Authorization: Bearer YOUR-KEY' " if fleet.config.keys else ""
     body = f"{key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(chat))}"
     name = "" if fleet.name == _DEFAULT else f" --name {fleet.name}"
     return "\n".join(
         [
-            f"ready: {model} on {endpoint}; try",
+            f"ready: {model} on {endpoint}{marked}; try",
             f"  curl {endpoint}/v1/chat/completions {body}",
             f"  {_program()} status --watch{name}",
             f"  {_program()} logs {first.name if first else 'router'} -f{name}",
@@ -241,8 +244,10 @@ def _parts(wish: UpWish, machine: Machine, say: Say) -> supervisor.Parts:
 
 
 def _command(machine: Machine, engine: EngineSpec, address: Address) -> EngineCommand:
-    """What to run for an engine. The bundled model is prepared first where need be."""
-    model = engine.model if engine.model is not None else str(bundled.ensure())
+    """What to run for an engine. A bundled or well-known model is prepared first where need be."""
+    model = str(bundled.ensure()) if engine.model is None else engine.model
+    if engine.emulation:
+        model = known.directory(model)
     return engine_command(engine, address, machine, model, os.environ)
 
 
@@ -282,12 +287,10 @@ def _dry_addresses(fleet: FleetSpec) -> dict[str, Address]:
 
 def _summary(fleet: FleetSpec) -> str:
     """The pools, in short."""
-    pools: dict[tuple[str, str], int] = {}
-    for engine in fleet.engines:
-        pools[engine.pool, engine.role] = pools.get((engine.pool, engine.role), 0) + 1
+    pools = Counter((engine.pool, engine.role, emulated(engine)) for engine in fleet.engines)
     parts = [
-        f"{count} engine{'s' if count > 1 else ''} in {pool} ({role})"
-        for (pool, role), count in pools.items()
+        f"{count} engine{'s' if count > 1 else ''} in {pool} ({role}{of and f', {of}'})"
+        for (pool, role, of), count in pools.items()
     ]
     parts += [f"{pool.name} running elsewhere" for pool in fleet.config.pools if pool.engines]
     return f"{fleet.config.router.strategy}; {', '.join(parts)}"

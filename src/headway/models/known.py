@@ -106,6 +106,12 @@ def well_known(model: str) -> str | None:
     return name if name in CONFIG_BY_NAME and not Path(model).exists() else None
 
 
+def config(model: str | None) -> Mapping[str, Any] | None:
+    """The configuration of a well-known model, of the default one for None; None: it isn't one."""
+    name = well_known(DEFAULT if model is None else model)
+    return None if name is None else CONFIG_BY_NAME[name]
+
+
 def problem(
     model: str, environ: Mapping[str, str], flags: Collection[str] = (), *, emulated: bool
 ) -> str | None:

@@ -35,9 +35,8 @@ class Emulation:
         if self.answer_tokens < 1:
             raise SettingError("answer_tokens", f"is {self.answer_tokens}; use 1 or more")
 
-    @property
-    def variable(self) -> str:
-        """The environment variable's value."""
+    def __str__(self) -> str:
+        """As `VARIABLE` has it."""
         given = {name: value for name, value in asdict(self).items() if value != _DEFAULTS[name]}
         return self.gpu if len(given) == 1 else json.dumps(given)
 

@@ -206,7 +206,10 @@ def _environment(
 
 
 def _emulation(wish: EngineWish) -> dict[str, str]:
-    return {emulated.VARIABLE: wish.emulation.variable} if wish.emulation else {}
+    """What has vLLM emulate, and lets it see no GPU that is there."""
+    if wish.emulation is None:
+        return {}
+    return {emulated.VARIABLE: str(wish.emulation), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _gpus(flags: "_Flags") -> int:

@@ -34,7 +34,7 @@ from headway.fleet.operate.state_dir import Home
 from headway.fleet.plan import compatibility, memory
 from headway.fleet.plan import machine as hardware
 from headway.fleet.plan.plan import load, plan, wrong_models
-from headway.fleet.plan.spec import FleetSpec, Machine
+from headway.fleet.plan.spec import FleetSpec, Machine, emulated
 
 _FILE: Final = "file"
 _USUAL: Final = "headway.toml"
@@ -108,7 +108,9 @@ def of_file(
     elsewhere = sum(len(pool.engines) for pool in config.pools)
     counts = f"engines to start: {started}, running elsewhere: {elsewhere}"
     said = f"{name}: {config.router.strategy}; {counts}"
-    return spec, [Finding("ok", _FILE, said), *wrong, *sized, *warned]
+    marks = dict.fromkeys(filter(None, map(emulated, spec.engines)))
+    notes = [Finding("note", _FILE, f"nothing is computed: {mark}") for mark in marks]
+    return spec, [Finding("ok", _FILE, said), *notes, *wrong, *sized, *warned]
 
 
 def _beside_others(machine: Machine, name: str) -> Machine:

@@ -79,7 +79,7 @@ def port(host: str, number: int, key: str) -> Finding:
 
 def gpus(engines: Sequence[EngineSpec], machine: Machine) -> Iterator[Finding]:
     """How GPUs are connected to one another and to other machines."""
-    if machine.cpu:
+    if machine.cpu or (engines and all(engine.emulation for engine in engines)):
         return
     if not machine.gpus:
         said = "no GPU is visible, and the installed vLLM needs one"

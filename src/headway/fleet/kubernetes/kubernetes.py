@@ -115,6 +115,9 @@ def _pools(spec: FleetSpec, fleet: str, options: RenderOptions) -> Iterator[Pool
         if not engines:
             continue
         key = f"pool[{index}]"
+        if pool.emulate:
+            said = "is for rehearsals on machines of your own; leave it out to render for a cluster"
+            raise SettingError(f"{key}.emulate", said)
         name = f"{fleet}-{_object_name(pool.name, f'{key}.name')}"
         if len(name) > _NAME_LIMIT:
             said = f"{name!r} is too long for Kubernetes; use {_NAME_LIMIT} characters or fewer"

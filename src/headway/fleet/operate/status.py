@@ -184,6 +184,8 @@ def _kv(routed: RoutedEngine | None) -> str:
 def _where(engine: EngineStatus) -> str:
     """Its address and its devices; Ray keeps those to itself."""
     address = urlsplit(engine.url).netloc
+    if engine.emulated:
+        return f"{address}, {engine.emulated}"
     return f"{address} on {_devices(engine.devices)}" if engine.devices else address
 
 

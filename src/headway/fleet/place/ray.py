@@ -116,6 +116,8 @@ class RayPlace:
     async def land(self, spec: EngineSpec) -> None:
         ranks = spec.tensor_parallel_size * spec.pipeline_parallel_size
         needs = {"CPU": ranks * threads(spec)} if self._cpu else {"GPU": ranks}
+        if spec.emulation:
+            needs = {"CPU": 1}
         if self.actor is not None and needs == self._needs:
             with contextlib.suppress(RayActorError):
                 await self._settle()
@@ -123,7 +125,7 @@ class RayPlace:
         self.leave()
         self._needs = needs
         try:
-            largest = None if self._cpu else too_small(spec, ray.nodes())
+            largest = None if "CPU" in needs else too_small(spec, ray.nodes())
             self._spread = largest is not None
             if largest is None:
                 self._ask_for_room()

@@ -7,6 +7,7 @@ from headway.fleet.plan.spec import EngineSpec, Machine
 
 PROCESS_GIB: Final = 2.0
 """An engine's processes, with the weights of a small model."""
+EMULATED_GIB: Final = 1.5
 _BUNDLED_KV_GIB: Final = 2.0
 _KV_GIB: Final = 4.0
 """vLLM's own on CPUs."""
@@ -35,5 +36,7 @@ def may_start(
 
 def memory_gib(engine: EngineSpec) -> float:
     """About what an engine takes on a CPU."""
+    if engine.emulation:
+        return EMULATED_GIB
     default = _BUNDLED_KV_GIB if engine.model is None else _KV_GIB
     return PROCESS_GIB + (default if engine.kv_memory_gib is None else engine.kv_memory_gib)

@@ -10,7 +10,7 @@ from headway.engine.start.command import EngineCommand, EngineWish, build
 from headway.fleet.plan import vllm_flags
 from headway.fleet.plan.devices import split
 from headway.fleet.plan.spec import Address, EngineSpec, Machine
-from headway.models import bundled
+from headway.models import bundled, known
 
 _KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 _THREADS: Final = "OMP_NUM_THREADS"
@@ -27,7 +27,8 @@ def engine_command(
 ) -> EngineCommand:
     """What to run for an engine.
 
-    model_path: where its model is: `engine.model`, or the bundled model's directory.
+    model_path: where its model is: `engine.model`, or the directory of the bundled model or of a
+        well-known one.
     environ: the user's environment. The engine's own wins over it, and devices and addresses
         over both.
 
@@ -36,6 +37,8 @@ def engine_command(
     wish = EngineWish(
         model=model_path,
         bundled=bundled.NAME if engine.model is None else None,
+        known=known.well_known(engine.model or "") if engine.emulation else None,
+        emulation=engine.emulation,
         batching=engine.batching,
         vllm_flags=(*_flags(engine, address, machine), *engine.flags),
     )
@@ -130,7 +133,9 @@ def _visible_as(engine: EngineSpec, machine: Machine) -> Iterator[str]:
 
 
 def _environment(engine: EngineSpec, address: Address, machine: Machine) -> dict[str, str]:
-    if not engine.devices:
+    if engine.emulation:
+        chosen = {}
+    elif not engine.devices:
         chosen = _anywhere(engine, machine)
     elif machine.cpu:
         ranks = engine.tensor_parallel_size * engine.pipeline_parallel_size

@@ -20,12 +20,13 @@ from headway.core.hardware.fit import (
     splits,
 )
 from headway.core.hardware.footprint import ModelFootprint, footprint
-from headway.core.hardware.gpu import GIB
+from headway.core.hardware.gpu import GIB, gpu_named
 from headway.fleet.plan import vllm_flags
 from headway.fleet.plan.plan import started
 from headway.fleet.plan.sizing import STEP_TOKENS, gib, smallest_bytes, widest
 from headway.fleet.plan.spec import FleetSpec, Machine
-from headway.models.files import model_files
+from headway.models import known
+from headway.models.files import ModelFiles, model_files
 
 _OTHERWISE: Final = (
     "--hf-overrides",
@@ -36,6 +37,9 @@ _OTHERWISE: Final = (
     "--gguf-file",
 )
 """Flags that change what a model takes in ways that aren't counted here."""
+
+_NODE_GPUS: Final = 8
+"""Of a node that is emulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +54,15 @@ class PoolMemory:
 def of_pools(
     fleet: FleetSpec, machine: Machine, environ: Mapping[str, str]
 ) -> tuple[PoolMemory, ...]:
-    """Whether the engines of each pool that is started have memory enough; none on CPUs."""
-    if machine.cpu or fleet.placement != "local":
-        return ()
+    """Whether the engines of each pool that is started have memory enough, emulated ones too.
+
+    Nothing is told of engines that run on CPUs, or where Ray chooses their GPUs.
+    """
     return tuple(
         _of_pool(fleet, index, pool, machine, environ)
         for index, pool in started(fleet.config)
-        if pool.model is not None
+        if pool.emulate
+        or (pool.model is not None and not machine.cpu and fleet.placement == "local")
     )
 
 
@@ -71,6 +77,8 @@ def _of_pool(
     about = f"memory of {pool.name}"
     numbers = [n for engine in fleet.engines if engine.pool == pool.name for n in engine.devices]
     gpu_bytes = smallest_bytes(machine, numbers)
+    if pool.emulate:
+        gpu_bytes = gpu_named(pool.emulate.gpu).memory_bytes
     parts = [n for n in numbers if (d := machine.gpu_by_number.get(n)) and d.parent is not None]
     if parts and pool.tensor_parallel_size * pool.pipeline_parallel_size > 1:
         said = "MIG devices can't work together in one engine; use 1"
@@ -81,13 +89,14 @@ def _of_pool(
         unknown = unknown or "the GPUs' memory isn't known"
         return PoolMemory(said=f"{about}: not checked: {unknown}", checked=False)
     engine = _engine(pool, flags, gpu_bytes)
+    most = _NODE_GPUS if pool.emulate else widest(machine)
     if model.heads % engine.tensor_parallel_size:
-        right = [str(n) for n in range(1, widest(machine) + 1) if splits(model, n)]
+        right = [str(n) for n in range(1, most + 1) if splits(model, n)]
         said = f"doesn't divide the model's {model.heads} attention heads; use {' or '.join(right)}"
         return _refused(fleet, about, ("pool", index, "tensor_parallel_size"), said)
     if fit(model, engine, least=True).fits:
         return PoolMemory(said=f"{about}: {_shares(fit(model, engine))}", checked=True)
-    key, said = _shortage(model, engine, pool, machine)
+    key, said = _shortage(model, engine, pool, most)
     return _refused(fleet, about, ("pool", index, key), said)
 
 
@@ -103,17 +112,22 @@ def _model(
     other = next((flag for flag in flags if flag.partition(".")[0] in _OTHERWISE), None)
     if other:
         return None, f"{other} changes what the model takes"
-    files = model_files(
-        pool.model or "",
-        {**environ, **pool.env},
-        revision=_value(flags, "--revision"),
-        cache=_value(flags, "--download-dir"),
+    config = known.config(pool.model) if pool.emulate else None
+    files = (
+        ModelFiles(config, None)
+        if config
+        else model_files(
+            pool.model or "",
+            {**environ, **pool.env},
+            revision=_value(flags, "--revision"),
+            cache=_value(flags, "--download-dir"),
+        )
     )
     if files is None:
         return None, f"the configuration of {pool.model} isn't on this machine"
     quantized = _value(flags, "--quantization")
-    known = footprint(files.config, files_bytes=files.weights_bytes, quantized=quantized)
-    return known, "" if known else f"the configuration of {pool.model} doesn't tell its sizes"
+    model = footprint(files.config, files_bytes=files.weights_bytes, quantized=quantized)
+    return model, "" if model else f"the configuration of {pool.model} doesn't tell its sizes"
 
 
 def _engine(pool: Pool, flags: Mapping[str, vllm_flags.Given], gpu_bytes: int) -> EngineMemory:
@@ -133,12 +147,12 @@ def _engine(pool: Pool, flags: Mapping[str, vllm_flags.Given], gpu_bytes: int) -
 
 
 def _shortage(
-    model: ModelFootprint, engine: EngineMemory, pool: Pool, machine: Machine
+    model: ModelFootprint, engine: EngineMemory, pool: Pool, most: int
 ) -> tuple[str, str]:
-    """The setting that is too small or too large, and what to say of it."""
+    """The setting that is too small or too large, and what to say of it. most: GPUs there are."""
     short = fit(model, engine, least=True)
     gpus = f"{engine.tensor_parallel_size} GPU{'s' if engine.tensor_parallel_size > 1 else ''}"
-    right = list(_remedies(model, engine, machine)) or ["use a smaller or quantised model"]
+    right = list(_remedies(model, engine, most)) or ["use a smaller or quantised model"]
     then = f"; {', or '.join(right)}"
     if short.spare_bytes < 0:
         key = "tensor_parallel_size" if engine.kv_bytes is None else "kv_memory_gib"
@@ -150,9 +164,9 @@ def _shortage(
     return key, f"{said}, and weights leave {gib(short.room_bytes)}{then}"
 
 
-def _remedies(model: ModelFootprint, engine: EngineMemory, machine: Machine) -> Iterator[str]:
-    """What would fit: more GPUs, a shorter context, smaller weights."""
-    size = smallest_tensor_parallel_size(model, engine, widest(machine))
+def _remedies(model: ModelFootprint, engine: EngineMemory, most: int) -> Iterator[str]:
+    """What would fit: more GPUs (of so many), a shorter context, smaller weights."""
+    size = smallest_tensor_parallel_size(model, engine, most)
     if size is not None and size != engine.tensor_parallel_size:
         yield f"use tensor_parallel_size = {size}"
     now = fit(model, engine)

@@ -17,7 +17,7 @@ from headway.core.errors import SettingError
 from headway.fleet.plan import template, vllm_flags
 from headway.fleet.plan.devices import Shares, ShortError, Want, share
 from headway.fleet.plan.spec import EngineSpec, FleetSpec, Machine
-from headway.models import bundled, named
+from headway.models import bundled, known
 
 _CPU_KV_GIB: Final = 4.0
 _CPU_BUNDLED_KV_GIB: Final = 2.0
@@ -72,10 +72,13 @@ def _shares(config: Config, machine: Machine) -> Shares:
     if config.fleet.placement == "ray":
         return {pool.name: ((),) * pool.replicas for _, pool in started(config)}
     wants = {
-        pool.name: Want(pool.replicas, size(pool), pool.devices) for _, pool in started(config)
+        pool.name: Want(pool.replicas, size(pool), pool.devices)
+        for _, pool in started(config)
+        if not pool.emulate
     }
+    none = {p.name: ((),) * p.replicas for _, p in started(config) if p.emulate}
     try:
-        return share(wants, machine.usable, cpu=machine.cpu)
+        return {**share(wants, machine.usable, cpu=machine.cpu), **none}
     except ShortError as error:
         raise _short(error, config, machine) from None
 
@@ -90,7 +93,12 @@ def wrong_models(spec: FleetSpec, environ: Mapping[str, str]) -> list[Problem]:
     found = []
     for index, pool in started(spec.config):
         if pool.model is not None:
-            said = named.problem(pool.model, {**environ, **pool.env}, vllm_flags.given(pool.flags))
+            said = known.problem(
+                pool.model,
+                {**environ, **pool.env},
+                vllm_flags.given(pool.flags),
+                emulated=pool.emulate is not None,
+            )
             if said:
                 found.append(spec.config.source.problem(("pool", index, "model"), said))
     return found
@@ -170,6 +178,8 @@ def _free(
     machine: Machine,
 ) -> list[tuple[int, ...]]:
     """Devices for so many new engines of the pool. Raises SettingError for too few."""
+    if pool.emulate:
+        return [()] * count
     taken = {device for engine in staying for device in engine.devices}
     taken |= {d for _, other in started(config) if other.name != pool.name for d in other.devices}
     allowed = [d for d in machine.usable if d in pool.devices or not pool.devices]
@@ -191,18 +201,19 @@ def _free(
 def _engine(
     config: Config, pool: Pool, number: int, devices: tuple[int, ...], machine: Machine
 ) -> EngineSpec:
-    kv_memory_gib = pool.kv_memory_gib
-    if kv_memory_gib is None and machine.cpu:
+    kv_memory_gib, emulated = pool.kv_memory_gib, pool.emulate is not None
+    if kv_memory_gib is None and machine.cpu and not emulated:
         # Left alone, each engine would take nearly all memory it sees.
         kv_memory_gib = _CPU_BUNDLED_KV_GIB if pool.model is None else _CPU_KV_GIB
     return EngineSpec(
         name=f"{pool.name}-{number}",
         pool=pool.name,
         role=pool.role,
-        model=pool.model,
+        model=pool.model or (known.DEFAULT if emulated else None),
         devices=devices,
         tensor_parallel_size=pool.tensor_parallel_size,
         pipeline_parallel_size=pool.pipeline_parallel_size,
+        emulation=pool.emulate,
         max_model_len=pool.max_model_len,
         kv_memory_gib=kv_memory_gib,
         kv_lease_s=pool.kv_lease_s,
@@ -278,7 +289,8 @@ def _or_end_others(machine: Machine) -> str:
 
 def _check_context(index: int, pool: Pool, problems: Problems) -> None:
     context = pool.max_model_len
-    if pool.model is None and context is not None and context > bundled.CONTEXT_TOKENS:
+    own = pool.model is None and not pool.emulate
+    if own and context is not None and context > bundled.CONTEXT_TOKENS:
         problems.add(
             ("pool", index, "max_model_len"),
             f"{context} is more than the bundled model has; use {bundled.CONTEXT_TOKENS} or less",

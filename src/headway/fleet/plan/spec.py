@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headway.config import Config
+    from headway.core.hardware.emulation import Emulation
     from headway.fleet.plan.gpus import GpuDevice
 
 
@@ -20,10 +21,13 @@ class EngineSpec:
         name: `<pool>-<index>`; never reused for another pool.
         pool: The pool it serves.
         role: `both`, `prefill` or `decode`.
-        model: A local directory or a name on a model hub; None is the bundled model.
-        devices: GPUs' numbers, or CPU cores on the CPU build; none where Ray chooses.
+        model: A local directory, a name on a model hub, or of a well-known model that is emulated;
+            None is the bundled model.
+        devices: GPUs' numbers, or CPU cores on the CPU build; none where Ray chooses, or where they
+            are emulated.
         tensor_parallel_size: How many devices share each layer.
         pipeline_parallel_size: How many groups of devices share the layers.
+        emulation: The GPUs that it has though they aren't there; None: it computes.
         max_model_len: The engine's limit on prompt and answer together; None is the model's.
         kv_memory_gib: Memory for the KV cache; None leaves it to vLLM.
         kv_lease_s: How long it keeps KV that nobody fetched.
@@ -39,12 +43,18 @@ class EngineSpec:
     devices: tuple[int, ...]
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    emulation: Emulation | None = None
     max_model_len: int | None = None
     kv_memory_gib: float | None = None
     kv_lease_s: float = 30.0
     batching: Mapping[str, Any] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+
+
+def emulated(engine: EngineSpec) -> str:
+    """What the figures of an engine are marked with; empty where it computes."""
+    return engine.emulation.said(engine.tensor_parallel_size) if engine.emulation else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

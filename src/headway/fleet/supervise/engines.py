@@ -13,7 +13,7 @@ from headway.fleet.operate.failure import Cause
 from headway.fleet.operate.state_dir import Home
 from headway.fleet.place.local import FORCE_GRACE_S
 from headway.fleet.place.placement import Place, Placement
-from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
+from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine, emulated
 from headway.fleet.supervise.probes import LOOK_S, EngineProbe
 from headway.fleet.supervise.router_link import RouterLink
 from headway.fleet.supervise.runner import Duties, Runner
@@ -205,6 +205,7 @@ class Members:
             url=member.address.url,
             side_port=member.address.side_port,
             router_id=member.router_id,
+            emulated=emulated(spec),
             devices=tuple(spec.devices),
             pid=member.keeper.pid,
             log=str(self._home.log(spec.name)),
