@@ -3,11 +3,13 @@
 import itertools
 import json
 import shlex
+from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from headway import cli
 from headway.core.errors import SettingError
+from headway.core.hardware.emulation import Emulation
 from headway.engine.start import command, launch
 
 
@@ -254,3 +256,67 @@ def test_an_engine_on_a_cpu_keeps_its_core_from_nixl(flags, cpu, waits):
     wish = command.EngineWish(model="m", bundled=None, vllm_flags=flags)
     env = command.build(wish, {}, cpu=cpu, cores=(0, 1)).env
     assert ("HEADWAY_NIXL_WAIT_US" in env) == waits
+
+
+@pytest.fixture
+def known_models(monkeypatch):
+    """Well-known models are where their names say."""
+    monkeypatch.setattr(cli.known, "directory", lambda model: f"/cache/{model}")
+
+
+def test_an_emulated_engine_needs_neither_weights_nor_settings_of_a_cpu(serve, known_models):
+    engine = serve("llama-3.1-70b --emulate h100-sxm --tensor-parallel-size 4")
+    assert engine.env["HEADWAY_EMULATE"] == "h100-sxm"
+    assert not {name for name in engine.env if name.startswith("VLLM_CPU")}
+    assert flag(engine, "--model") == "/cache/llama-3.1-70b"
+    assert flag(engine, "--load-format") == "dummy"
+    assert engine.served_name == flag(engine, "--served-model-name") == "llama-3.1-70b"
+    assert engine.emulated == "emulated 4 x NVIDIA H100 80GB HBM3"
+    assert "--emulate" not in engine.argv
+
+
+@pytest.mark.parametrize(
+    ("line", "variable"),
+    [
+        ("--emulate l4", "l4"),
+        ("", "a100-sxm"),
+        ('--emulate=\'{"gpu": "l4", "slow": 2}\'', '{"gpu": "l4", "slow": 2}'),
+    ],
+)
+def test_what_is_emulated_comes_from_flag_or_environment(
+    serve, known_models, monkeypatch, line, variable
+):
+    monkeypatch.setenv("HEADWAY_EMULATE", "a100-sxm")
+    engine = serve(line)
+    assert engine.env["HEADWAY_EMULATE"] == variable
+    assert engine.served_name == "llama-3.1-8b", "there is one to emulate, without a name"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("llama-3.1-70b", "can be emulated only"),
+        ("--emulate h1000", "h100-sxm"),
+        ("--emulate '{'", "JSON"),
+        ('--emulate \'{"gpu": "l4", "slow": 0}\'', "slow"),
+        ("/not/there --emulate l4", "there is no directory"),
+    ],
+)
+def test_what_can_not_be_emulated_is_said_at_once(serve, capfd, line, said):
+    assert cli.main(["serve", *shlex.split(line)]) == 2
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "env", [{"VLLM_TARGET_DEVICE": "cpu"}, {"VLLM_PLUGINS": ""}, {"VLLM_PLUGINS": "other"}]
+)
+def test_an_engine_that_would_compute_instead_is_not_started(monkeypatch, env):
+    wish = command.EngineWish(model="m", bundled=None, emulation=Emulation(gpu="l4"))
+    engine = command.build(wish, {**env, "A": "1"}, cpu=True, cores=(0,))
+    points = EntryPoints([EntryPoint("headway_emulate", "x:y", "vllm.platform_plugins")])
+    monkeypatch.setattr(launch.importlib.metadata, "entry_points", lambda group: points)
+    with pytest.raises(launch.LaunchError, match=next(iter(env))):
+        launch.check(engine, cpu=True)
+    monkeypatch.setattr(launch.importlib.metadata, "entry_points", lambda group: EntryPoints())
+    with pytest.raises(launch.LaunchError, match="install"):
+        launch.check(engine, cpu=True)

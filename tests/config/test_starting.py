@@ -10,6 +10,7 @@ from headway.config.fleet import STARTING, Batching, Fleet
 from headway.config.model import Pool
 from headway.config.reading import form
 from headway.core.batching.settings import BUDGETS, ORDERS, PRESETS, SETTINGS
+from headway.core.hardware.emulation import Emulation
 
 POOL = '[[pool]]\nname = "a"\n'
 ELSEWHERE = POOL + 'engines = ["http://h:1"]\n'
@@ -57,6 +58,7 @@ GIVEN = {
     "devices": "[0]",
     "tensor_parallel_size": "1",
     "pipeline_parallel_size": "1",
+    "emulate": '"h100-sxm"',
     "kv_memory_gib": "1.0",
     "flags": '["--x"]',
     "batching": "{}",
@@ -182,3 +184,36 @@ def test_a_path_that_says_it_is_one_starts_at_the_files_folder(model, read):
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-a", "a" * 33, " "])
 def test_a_fleets_name_is_a_directory_of_its_own(name):
     assert problems(f'[fleet]\nname = "{name}"\n' + POOL) == {("fleet.name", 2)}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('"h100-sxm"', Emulation(gpu="h100-sxm")),
+        ('{ gpu = "l4", slow = 4.0 }', Emulation(gpu="l4", slow=4.0)),
+        ('{ gpu = "l4", answer_tokens = 9 }', Emulation(gpu="l4", answer_tokens=9)),
+    ],
+)
+def test_gpus_that_are_not_there_are_a_name_or_a_table(written, meant):
+    (pool,) = config.parse(POOL + f"emulate = {written}\n", starts=True).pools
+    assert pool.emulate == meant
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('emulate = "h1000"', "emulate"),
+        ("emulate = 4", "emulate"),
+        ('emulate = { gpu = "l4", slow = 0.0 }', "emulate.slow"),
+        ('emulate = { gpu = "l4", slow = nan }', "emulate.slow"),
+        ('emulate = { gpu = "l4", slow = true }', "emulate.slow"),
+        ('emulate = { gpu = "l4", speed = 2 }', "emulate.speed"),
+        ("emulate = { slow = 2.0 }", "emulate"),
+        ('emulate = "l4"\ndevices = [0]', "devices"),
+        ('emulate = "l4"\npipeline_parallel_size = 2', "pipeline_parallel_size"),
+        ('emulate = "l4"\nrole = "prefill"', "role"),
+        ('env = { HEADWAY_EMULATE = "l4" }', "env.HEADWAY_EMULATE"),
+    ],
+)
+def test_what_can_not_be_emulated_is_refused_where_it_is_written(line, key):
+    assert f"pool[0].{key}" in {at for at, _ in problems(POOL + line + "\n", starts=True)}

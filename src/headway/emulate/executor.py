@@ -19,7 +19,7 @@ from headway.core.hardware.step import StepTimes
 from headway.emulate.answers import Writing, writing
 from headway.emulate.batch import Batch, Requests
 from headway.emulate.device import Device, Due
-from headway.emulate.faults import FaultFile
+from headway.emulate.faults import Fault, FaultFile
 from headway.emulate.memory import fp8_cache, kv_room_bytes
 from headway.emulate.report import EmulationReport
 from headway.emulate.sampler import Sampler
@@ -161,9 +161,8 @@ class EmulatedExecutor(Executor):
         return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
 
     def _step_s(self, batch: Batch) -> float:
-        fault = self._faults.now()
+        fault = self._fault()
         if fault.crash:
-            self._report.failing(f"crashes, as {self._emulation.faults} says")
             os.kill(os.getpid(), signal.SIGKILL)
         seconds = self._times.seconds(
             batch.chunks, decodes=batch.decodes, decode_context_tokens=batch.decode_context_tokens
@@ -185,9 +184,16 @@ class EmulatedExecutor(Executor):
 
     def _wait(self, due: Due) -> None:
         late_s = self._device.wait(due)
-        while self._faults.now().hang:
+        while self._fault().hang:
             self._device.pause(_HANG_LOOK_S)
         self._report.delivered(late_s, due.step_s)
+
+    def _fault(self) -> Fault:
+        """How to misbehave now; each change is told."""
+        before, fault = self._faults.told, self._faults.now()
+        if self._faults.told != before:
+            self._report.failing(self._faults.told)
+        return fault
 
 
 def _done(value: Any) -> Future[Any]:

@@ -25,42 +25,46 @@ WELL: Final = Fault()
 
 
 class FaultFile:
-    """Reads a file of faults again whenever it changes."""
+    """Reads a file of faults again whenever it changes.
+
+    told: what it says, or why that counts for nothing; empty: no fault.
+    """
 
     def __init__(self, path: str) -> None:
         """path: empty for no faults."""
         self._path = path
         self._seen: tuple[int, int, int] | None = None
         self._fault = WELL
-        self.problem = ""
-        """Why the file's content counts for nothing; empty: it counts."""
+        self.told = ""
 
     def now(self) -> Fault:
-        """What the file says now; what can't be read says nothing, and `problem` why."""
+        """What the file says now. What can't be read says nothing."""
         if not self._path:
             return WELL
         try:
             found = os.stat(self._path)  # noqa: PTH116  half as expensive, in every step
         except OSError:
-            self._seen, self._fault, self.problem = None, WELL, ""
+            self._seen, self._fault, self.told = None, WELL, ""
             return WELL
         seen = (found.st_mtime_ns, found.st_size, found.st_ino)
         if seen != self._seen:
             self._seen = seen
-            self._fault, self.problem = _read(Path(self._path))
+            try:
+                self._fault = _read(Path(self._path))
+                self.told = f"{self._path}: {self._fault}" if self._fault != WELL else ""
+            except (OSError, ValueError) as error:
+                self._fault, self.told = WELL, f"{self._path} counts for nothing: {error}"
         return self._fault
 
 
-def _read(path: Path) -> tuple[Fault, str]:
-    try:
-        given: Any = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        return WELL, f"{path} can't be read: {error}"
+def _read(path: Path) -> Fault:
+    """Raises OSError and ValueError."""
+    given: Any = json.loads(path.read_text())
     if not isinstance(given, dict) or not set(given) <= set(Fault._fields):
-        return WELL, f"{path} is not an object with {', '.join(Fault._fields)}"
+        raise ValueError(f"use an object with {', '.join(Fault._fields)}")
     slow, hang, crash = (given.get(name, getattr(WELL, name)) for name in Fault._fields)
     if isinstance(slow, bool) or not isinstance(slow, int | float) or not 0 < slow <= SLOWEST:
-        return WELL, f"{path}: slow is {slow!r}; use a factor above 0"
+        raise ValueError(f"slow is {slow!r}; use a factor above 0")
     if not (isinstance(hang, bool) and isinstance(crash, bool)):
-        return WELL, f"{path}: hang and crash are true or false"
-    return Fault(slow, hang, crash), ""
+        raise ValueError("hang and crash are true or false")  # noqa: TRY004  of a file's content
+    return Fault(slow, hang, crash)

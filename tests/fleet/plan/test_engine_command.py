@@ -5,6 +5,7 @@ import json
 import pytest
 
 from headway.core.errors import SettingError
+from headway.core.hardware.emulation import Emulation, parse
 from headway.fleet.plan.engine_command import core_list, engine_command
 from headway.fleet.plan.spec import Address, EngineSpec, Machine
 
@@ -149,3 +150,20 @@ def test_batching_settings_reach_the_scheduler():
     assert "--scheduler-cls" not in command(batching={"policy": "vllm"}).argv
     with pytest.raises(SettingError):
         command(batching={"policy": "best"})
+
+
+@pytest.mark.parametrize("machine", [CPU, GPU])
+def test_an_emulated_engine_is_told_what_to_be_and_sees_no_gpu(machine):
+    asked = Emulation(gpu="h100-sxm", slow=2.0)
+    spec = engine(
+        model="llama-3.1-70b", devices=(), emulation=asked, tensor_parallel_size=4, env={"A": "1"}
+    )
+    found = engine_command(spec, ADDRESS, machine, "/models/70b", {"CUDA_VISIBLE_DEVICES": "0"})
+    assert parse(found.env["HEADWAY_EMULATE"]) == asked
+    assert found.env["CUDA_VISIBLE_DEVICES"] == ""
+    assert found.env["A"] == "1"
+    assert not {name for name in found.env if name.startswith("VLLM_CPU")}
+    assert (value(found, "--model"), found.served_name) == ("/models/70b", "llama-3.1-70b")
+    assert value(found, "--load-format") == "dummy"
+    assert found.emulated == "emulated 4 x NVIDIA H100 80GB HBM3, 2 times slower"
+    assert found.cores is None

@@ -154,3 +154,17 @@ def test_files_on_disk_count_as_they_are(tmp_path):
     assert "weights 6.0 GiB" in judged(h100s(1), pool(model))[0]
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": [1]}))
     assert "weights 6.0 GiB" in judged(h100s(1), pool(model))[0]
+
+
+def test_emulated_engines_are_judged_by_the_memory_of_the_gpus_that_are_not_there():
+    nothing = machine_of()
+    lines = ('emulate = "h100-sxm"', "tensor_parallel_size = 4", "replicas = 9")
+    said, problem = judged(nothing, pool("llama-3.1-70b", *lines))
+    assert problem is None
+    assert "weights 32.9 GiB of each GPU's 72.8 GiB" in said
+    _, problem = judged(nothing, pool("llama-3.1-70b", 'emulate = "h100-sxm"'))
+    assert "use tensor_parallel_size = 4" in problem
+    _, problem = judged(
+        nothing, pool("llama-3.1-70b", 'emulate = "l4"', "tensor_parallel_size = 3")
+    )
+    assert "doesn't divide the model's 64 attention heads; use 1 or 2 or 4 or 8" in problem

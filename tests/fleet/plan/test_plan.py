@@ -235,6 +235,7 @@ def test_an_engine_has_all_its_pool_says():
         "devices": (0, 1),
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "emulation": None,
         "max_model_len": 9,
         "kv_memory_gib": 1.5,
         "kv_lease_s": 60.0,
@@ -305,3 +306,32 @@ def test_devices_under_ray_are_said_at_their_line():
     with pytest.raises(config.ConfigError, match=r"devices.*are chosen by Ray") as caught:
         plan.plan(parse(text), machine())
     assert caught.value.problems[0].line == 5
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_emulated_engines_ask_for_no_device_however_many_there_are(cpu):
+    text = pool("a", emulate="h100-sxm", tensor_parallel_size=8, replicas=5) + pool("b")
+    parsed, hardware = parse(text), machine(1, cpu=cpu)
+    fleet = plan.plan(parsed, hardware)
+    assert {engine.devices for engine in fleet.engines if engine.pool == "a"} == {()}
+    assert placed(fleet)["b-0"] == (0,), "the others have all there are"
+    fleet = plan.rescale(fleet, parsed, hardware, "a", 9)
+    assert len(fleet.engines) == 10
+    assert {engine.devices for engine in fleet.engines if engine.pool == "a"} == {()}
+    emulated = fleet.engines[0]
+    assert (emulated.model, emulated.kv_memory_gib) == ("llama-3.1-8b", None)
+
+
+@pytest.mark.parametrize(
+    ("model", "emulate", "wrong"),
+    [
+        ("llama-3.1-70b", "h100-sxm", ""),
+        ("Llama-3.1-70B", "h100-sxm", ""),
+        ("llama-3.1-70b", None, "can be emulated only"),
+        ("/not/there", "h100-sxm", "there is no directory"),
+    ],
+)
+def test_a_well_known_model_is_there_to_be_emulated(model, emulate, wrong):
+    settings = {"model": model} | ({"emulate": emulate} if emulate else {})
+    found = plan.wrong_models(plan.plan(parse(pool("a", **settings)), machine()), {})
+    assert [wrong in str(problem) for problem in found] == [True] * bool(wrong)
