@@ -16,7 +16,7 @@ logger = init_logger("vllm.headway")
 LINE_PERIOD_S: Final = 10.0
 
 
-class _Metrics(NamedTuple):
+class _EmulationMetrics(NamedTuple):
     info: Gauge
     late_s: Histogram
     step_s: Counter
@@ -24,10 +24,10 @@ class _Metrics(NamedTuple):
 
 
 @cache
-def _metrics() -> _Metrics:
+def _metrics() -> _EmulationMetrics:
     """Made once a process. They reach /metrics where PROMETHEUS_MULTIPROC_DIR is set."""
     mode: Any = {"multiprocess_mode": "livemax"}
-    return _Metrics(
+    return _EmulationMetrics(
         Gauge("headway:emulated", "1: no GPU computes here.", ["gpu", "gpus", "slow"], **mode),
         Histogram(
             "headway:emulated_lateness_seconds",
