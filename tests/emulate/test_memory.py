@@ -7,7 +7,7 @@ from tests.testing import model_configs as models
 
 from headway.core.hardware.fit import kv_bytes
 from headway.core.hardware.footprint import footprint
-from headway.core.hardware.gpu import GPU_BY_NAME
+from headway.core.hardware.gpu import GIB, GPU_BY_NAME
 from headway.emulate.memory import engine_memory, kv_room_bytes
 
 
@@ -51,6 +51,21 @@ def tokens(model, gpu, gpus, **given):
 
 def test_70b_on_four_h100s():
     assert tokens(models.LLAMA_70B, "h100-sxm", 4) == pytest.approx(484_016, rel=0.01)
+
+
+def test_8b_on_one_h100():
+    """vllm-project/vllm#10511: 53.29 GiB, by a release that didn't count CUDA graphs."""
+    old = {"utilization": 0.9, "seats": 256, "eager": True}
+    room = kv_room_bytes(config(models.LLAMA_8B, 1, **old), GPU_BY_NAME["h100-sxm"])
+    assert room / GIB == pytest.approx(53.29, rel=0.03)
+
+
+def test_many_experts_are_known_to_leave_less_than_this():
+    """vllm-project/vllm#21348, on four H100s: 178,880 tokens. What vLLM holds for experts isn't
+    known well enough; docs/emulation.md says so.
+    """
+    found = tokens(models.QWEN3_235B_FP8, "h100-sxm", 4, utilization=0.9, context=40_960)
+    assert 1.4 < found / 178_880 < 1.7
 
 
 def test_a_cache_of_a_set_size_is_that_large():

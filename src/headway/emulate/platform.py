@@ -97,6 +97,11 @@ class EmulatedPlatform(Platform):
         return True
 
     @classmethod
+    def pre_register_and_update(cls, parser: Any = None) -> None:
+        """Another engine begins, maybe in the process of one that has ended."""
+        cls.device_gone = False
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Have nothing run but the executor. Raises SettingError for what can't be emulated."""
         # Without a GPU there is no Triton, which vLLM asks for before it uses the model runner of
