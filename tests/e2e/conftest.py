@@ -125,16 +125,21 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def engine(tiny_model: Path) -> Callable[..., contextlib.AbstractContextManager[Engine]]:
-    """`with engine(policy, *flags, port=…, core=…, **env) as running:` -- ready, tiny model.
+    """`with engine(policy, *flags, port=…, core=…, model=…, **env) as running:` -- ready.
 
-    core: where all its processes run; None for any.
+    model: a directory; None is the tiny model. core: where all its processes run; None for any.
     Afterwards none of its processes is left; a test fails that leaves some behind.
     """
 
     def start(
-        policy: str, *flags: str, port: int | None = None, core: int | None = None, **env: str
+        policy: str,
+        *flags: str,
+        port: int | None = None,
+        core: int | None = None,
+        model: Path | None = None,
+        **env: str,
     ) -> contextlib.AbstractContextManager[Engine]:
-        return _running(tiny_model, policy, flags, port or free_port(), core, env)
+        return _running(model or tiny_model, policy, flags, port or free_port(), core, env)
 
     return start
 
