@@ -35,8 +35,9 @@ def constructed(path, names):
 
 
 def metrics():
-    for path in ROOT.glob("src/headway/engine/*.py"):
-        for called, name in constructed(path, {"Counter", "Gauge"}):
+    modules = [*ROOT.glob("src/headway/engine/*.py"), *ROOT.glob("src/headway/emulate/*.py")]
+    for path in modules:
+        for called, name in constructed(path, {"Counter", "Gauge", "Histogram"}):
             yield name + "_total" * (called == "Counter")
     path = ROOT / "src/headway/router/state/metrics.py"
     for called, name in constructed(path, {"counter", "times", "gauge"}):
