@@ -23,7 +23,7 @@ from headway import processes
 from headway.models import tiny
 
 _held = []
-READY_S = 120.0
+READY_S = 300.0
 GONE_S = 30.0
 SHARED_MEMORY = r"/dev/shm/\S+"  # noqa: S108 -- looked for, not used
 
