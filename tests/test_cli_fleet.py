@@ -72,7 +72,7 @@ def test_the_command_line_is_cheap_to_import():
     """What fleets, routers and engines run on is imported when it is needed."""
     code = (
         "import sys, headway.cli\n"
-        "print(*[n for n in sys.modules if n.startswith('headway.fleet.') or n == 'asyncio'])"
+        "print(*[n for n in sys.modules if n.startswith('headway.fleet.') or n in {'asyncio', 'shtab'}])"
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.split() == ["headway.fleet.cli"]
@@ -125,10 +125,10 @@ def test_down_returns_when_nothing_holds_the_lock_any_more(asked, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", ["status", "drain a-0", "undrain a-0", "scale a=1", "restart a", "down"]
+    "command", ["status", "drain a-0", "undrain a-0", "scale a=1", "restart a", "reload", "down"]
 )
 def test_without_a_fleet_it_is_told_how_to_start_one(capsys, command):
-    told = wrong(capsys, *command.split(), status=1)
+    told = wrong(capsys, *command.split(), status=3)
     assert told == "no fleet default runs here; start it with headway up"
 
 
@@ -189,7 +189,7 @@ def test_what_is_no_number_is_told_with_what_would_be(capsys, line, told, number
 
 @pytest.mark.parametrize("command", ["up", "up --dry-run", "render kubernetes", "doctor"])
 def test_a_missing_file_is_told(capsys, command):
-    told = wrong(capsys, *command.split(), "none.toml", status=1)
+    told = wrong(capsys, *command.split(), "none.toml")
     assert told == "none.toml: no such file; `headway init none.toml` writes one"
 
 
@@ -229,7 +229,7 @@ def test_the_last_lines_of_a_log_are_printed(log, capsys):
 
 @pytest.mark.parametrize("name", ["b-0", "../a-0", "", "a-0.log"])
 def test_a_log_that_is_not_there_is_told_with_those_that_are(log, capsys, name):
-    told = wrong(capsys, "logs", name, status=1)
+    told = wrong(capsys, "logs", name, status=4)
     assert told == f"no log of {name} in the fleet default; there are: a-0, router"
 
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from headway import masking
+from headway import completion, masking
 from headway.core.batching import settings
-from headway.core.errors import HeadwayError, SettingError
+from headway.core.errors import EXIT_STATUSES, INTERRUPTED, WRONG, HeadwayError, SettingError
 from headway.core.hardware import emulation
 from headway.core.hardware.gpu import GPU_BY_NAME
 from headway.engine.start import command, launch
@@ -58,26 +58,32 @@ examples:
   headway serve Qwen/Qwen3-8B --ttft-slo-s 2 --tpot-slo-s 0.05 --tensor-parallel-size 2
 """
 
+_ENDINGS: Final = "\n".join(
+    [
+        "exit status:",
+        *(f"  {status:<4} {meaning}" for status, meaning in EXIT_STATUSES.items()),
+        "  serve ends as an engine that ended by itself did",
+    ]
+)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status. Wrong usage exits with 2 and one line."""
+    """Run the command line; the exit status, one of EXIT_STATUSES or an engine's own."""
     argv = sys.argv[1:] if argv is None else argv
     parser = _parser()
     arguments, rest = parser.parse_known_args([_dashed(token) for token in argv])
     if arguments.command is None:
-        parser.print_help()
-        return 2
+        parser.print_help(sys.stderr)
+        return WRONG
     try:
         return _RUN.get(arguments.command, _fleet)(arguments, rest)
-    except SettingError as error:
-        say(f"error: {_as_flag(error, arguments) if arguments.command == 'serve' else error}")
-        return 2
     except HeadwayError as error:
-        say(f"error: {error}")
-        return 1
+        flag = arguments.command == "serve" and isinstance(error, SettingError)
+        say(f"error: {_as_flag(error, arguments) if flag else error}")
+        return error.exit_status
     except KeyboardInterrupt:
         say("interrupted")
-        return 130
+        return INTERRUPTED
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,13 +91,16 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         say(f"error: {message} (see {self.prog} --help)")
-        raise SystemExit(2)
+        raise SystemExit(WRONG)
 
 
 def _parser() -> argparse.ArgumentParser:
     layout = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
-        prog="headway", description="Keeps LLM requests moving when some prompts are very long."
+        prog="headway",
+        description="Keeps LLM requests moving when some prompts are very long.",
+        epilog=_ENDINGS,
+        formatter_class=layout,
     )
     parser.add_argument("--version", action="version", version=f"headway {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -130,6 +139,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     route.add_flags(router)
     fleet.add_commands(commands)
+    shell = commands.add_parser(
+        "completion",
+        help="write a script with which a shell completes this command line",
+        prog="headway completion",
+        description="Writes a script with which a shell completes headway's commands and flags.",
+        epilog=completion.EXAMPLES,
+        formatter_class=layout,
+        allow_abbrev=False,
+    )
+    shell.add_argument("shell", choices=completion.SHELLS, help="which shell")
     return parser
 
 
@@ -155,6 +174,13 @@ def _route(arguments: argparse.Namespace, rest: list[str]) -> int:
     if rest:
         raise SettingError(rest[0], "unknown; see headway route --help")
     return route.route(arguments, say)
+
+
+def _completion(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if rest:
+        raise SettingError(rest[0], "unknown; see headway completion --help")
+    print(completion.script(_parser(), arguments.shell))  # noqa: T201  what was asked for
+    return 0
 
 
 def _serve(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -194,6 +220,7 @@ def _fleet(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 _RUN: Final[Mapping[str, Callable[[argparse.Namespace, list[str]], int]]] = {
+    "completion": _completion,
     "route": _route,
     "serve": _serve,
 }

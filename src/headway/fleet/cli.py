@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from headway.core.errors import HeadwayError, SettingError
+from headway.core.errors import SettingError
 from headway.core.routing.strategies import MEANINGS, SPLIT_STRATEGY, STRATEGY_BY_NAME
 
 FILE: Final = "headway.toml"
@@ -257,12 +257,12 @@ def _doctor(arguments: argparse.Namespace, _say: Say) -> int:
 
 
 def _file(given: str | None) -> Path | None:
-    """The file that is meant; None: there is none. Raises HeadwayError where one is missing."""
+    """The file that is meant; None: there is none. Raises SettingError where one is missing."""
     path = Path(given or FILE)
     if path.exists():
         return path
     if given:
-        raise HeadwayError(f"{given}: no such file; `headway init {given}` writes one")
+        raise SettingError(given, f"no such file; `headway init {given}` writes one")
     return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headway.core.errors import SettingError
 from headway.fleet.errors import FleetError
 from headway.fleet.operate import state_dir as homes
 from headway.fleet.operate.state_dir import Home
@@ -38,7 +39,7 @@ def test_without_a_usable_setting_it_is_below_the_users_home(given, monkeypatch,
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 65, "é"])
 def test_a_name_that_leads_elsewhere_is_refused(name):
-    with pytest.raises(FleetError, match="can't name a fleet; use up to 64 letters"):
+    with pytest.raises(SettingError, match="can't name a fleet; use up to 64 letters"):
         Home(name)
 
 

@@ -27,7 +27,6 @@ from headway.fleet.doctor import machine as machine_checks
 from headway.fleet.doctor import router as router_checks
 from headway.fleet.doctor.engines import EngineTarget
 from headway.fleet.doctor.finding import Finding, summary, tell
-from headway.fleet.errors import FleetError
 from headway.fleet.net.http_sync import HttpServer
 from headway.fleet.operate import claims, control_socket
 from headway.fleet.operate.state_dir import Home
@@ -220,7 +219,7 @@ def _running(name: str) -> tuple[FleetStatus | None, list[Finding]]:
         if not Home(name).socket.exists():
             return None, []
         status = control_socket.fleet_status(name, _STATUS_S)
-    except FleetError as error:
+    except HeadwayError as error:
         then = "headway up; where one does run, headway down --force first"
         return None, [Finding("warning", engine_checks.ABOUT, str(error), then)]
     return status, []

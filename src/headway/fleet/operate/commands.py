@@ -9,7 +9,7 @@ from typing import Final
 
 from headway import masking
 from headway.core.status import written
-from headway.fleet.errors import FleetError
+from headway.fleet.errors import NotFoundError
 from headway.fleet.operate import goodput
 from headway.fleet.operate import logs as logging
 from headway.fleet.operate import status as seeing
@@ -43,7 +43,7 @@ def logs(name: str, process: str, count: int, *, follow: bool) -> int:
     known = sorted(path.stem for path in home.log("").parent.glob("*.log"))
     if process not in known:
         listed = f"; there are: {', '.join(known)}" if known else ""
-        raise FleetError(f"no log of {process} in the fleet {name}{listed}")
+        raise NotFoundError(f"no log of {process} in the fleet {name}{listed}")
     log = home.log(process)
     tail = logging.Tail(log, from_end=True)
     with contextlib.closing(tail):

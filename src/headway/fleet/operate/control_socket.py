@@ -1,6 +1,7 @@
 """The supervisor's Unix socket: one line of JSON asks, one answers.
 
-An answer is `{"ok": …}`, or `{"error": "what was wrong"}`.
+An answer is `{"ok": …}`, or `{"error": "what was wrong", "exit_status": …}`, where the status is
+what a command that asked ends with.
 """
 
 import asyncio
@@ -12,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from pathlib import Path
 from typing import Any, Final, cast
 
-from headway.core.errors import HeadwayError
+from headway.core.errors import FAILED, HeadwayError
 from headway.core.json_shape import ShapeError
 from headway.core.status import FleetStatus, read_value
-from headway.fleet.errors import FleetError
+from headway.fleet.errors import FleetError, NotRunningError
 from headway.fleet.operate.state_dir import Home
 
 _LIMIT_BYTES: Final = 1 << 20
@@ -43,7 +44,7 @@ def ask(name: str, request: Mapping[str, Any], timeout_s: float | None = None) -
             with connection.makefile("rb") as file:
                 line = file.readline()
     except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise FleetError(f"no fleet {name} runs here; {_instead(home)}") from error
+        raise NotRunningError(f"no fleet {name} runs here; {_instead(home)}") from error
     except TimeoutError as error:
         raise FleetError(f"the fleet {name} didn't answer within {timeout_s:g} s") from error
     except OSError as error:
@@ -73,7 +74,9 @@ def _answer(name: str, line: bytes) -> Any:
     except ValueError:
         raise FleetError(f"the fleet {name} ended before it answered") from None
     if "error" in answer:
-        raise FleetError(answer["error"])
+        error = FleetError(answer["error"])
+        error.exit_status = answer.get("exit_status", FAILED)
+        raise error
     return answer["ok"]
 
 
@@ -131,7 +134,7 @@ async def _handled(line: bytes, handle: Handle) -> dict[str, Any]:
     try:
         return {"ok": await handle(request)}
     except HeadwayError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "exit_status": error.exit_status}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

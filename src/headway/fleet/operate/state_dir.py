@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from headway.core.errors import SettingError
 from headway.fleet.errors import FleetError
 from headway.home import home
 
@@ -26,7 +27,8 @@ class Home:
 
     def __init__(self, name: str, environ: Mapping[str, str] = os.environ) -> None:
         if not _NAME.fullmatch(name) or name in {".", ".."}:
-            raise FleetError(f"{name!r} can't name a fleet; use up to 64 letters, digits, . _ or -")
+            said = f"{name!r} can't name a fleet; use up to 64 letters, digits, . _ or -"
+            raise SettingError("--name", said)
         given = environ.get("XDG_STATE_HOME", "")
         state = Path(given) if os.path.isabs(given) else home() / ".local" / "state"  # noqa: PTH117  of a text that may be empty
         self._environ = environ

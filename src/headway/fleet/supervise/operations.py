@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from headway.config import Config, waiting
 from headway.core.errors import HeadwayError
-from headway.fleet.errors import FleetError
+from headway.fleet.errors import FleetError, NotFoundError
 from headway.fleet.plan.spec import EngineSpec, FleetSpec
 from headway.fleet.supervise.engines import Member, Members
 from headway.fleet.supervise.router_link import RouterLink
@@ -139,7 +139,7 @@ class Operations:
         member = self._members.by_name.get(name)
         if member is None:
             known = ", ".join(self._members.by_name)
-            raise FleetError(f"no engine {name[:_SHOWN]!r} in this fleet; there are: {known}")
+            raise NotFoundError(f"no engine {name[:_SHOWN]!r} in this fleet; there are: {known}")
         return member
 
     # Scaling
@@ -162,7 +162,7 @@ class Operations:
         names = [engine.name for engine in self.spec.engines if engine.pool == pool]
         if not names:
             known = ", ".join(dict.fromkeys(engine.pool for engine in self.spec.engines))
-            raise FleetError(f"no pool {pool[:_SHOWN]!r} is started here; there are: {known}")
+            raise NotFoundError(f"no pool {pool[:_SHOWN]!r} is started here; there are: {known}")
         return [self._members.by_name[name] for name in names]
 
     def _become(self, new: FleetSpec) -> None:
@@ -265,7 +265,7 @@ class Operations:
         """Read the file again: the router's settings and the pools' sizes count at once.
 
         What else has changed of an engine counts at its next start, what has of the fleet at the
-        fleet's; both are told. Raises FleetError where nothing has changed: the file is wrong, or
+        fleet's; both are told. Raises HeadwayError where nothing has changed: the file is wrong, or
         the state directory can't be written.
         """
         try:
@@ -275,7 +275,7 @@ class Operations:
                 changed = self._take(self._plans.read())
         except HeadwayError as error:
             self._say(f"reload: everything stays as it is:\n{error}")
-            raise FleetError(str(error)) from error
+            raise
         for pool in changed:
             self._say(f"reload: what is new for {pool} needs headway restart {pool}")
         for each in self.waiting:
