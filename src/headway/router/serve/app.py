@@ -23,7 +23,10 @@ from headway.router.wire.failures import ClientGone
 from headway.router.wire.http1 import JSON_TYPE
 
 _OPEN: Final = frozenset({"/health", "/ready", "/metrics"})
-"""Paths that need no key: probes and scrapers have none."""
+"""Paths outside requests' accounts: whether the router is well, and what it has counted."""
+_NO_KEY: Final = "the API key is missing or unknown; send Authorization: Bearer KEY"
+_NO_KEY_CODE: Final = "invalid_api_key"
+_CHALLENGE: Final = (b"www-authenticate", b"Bearer")
 
 
 class App:
@@ -72,9 +75,7 @@ class App:
         service, request, kind = self._service, record.request, record.kind
         client = _client(service, request) if service.config.keys else EVERYONE
         if client is None:
-            message = "the API key is missing or unknown; send Authorization: Bearer KEY"
-            challenge = [(b"www-authenticate", b"Bearer")]
-            record.refuse(401, message, "no key", headers=challenge, code="invalid_api_key")
+            record.refuse(401, _NO_KEY, "no key", headers=[_CHALLENGE], code=_NO_KEY_CODE)
         elif kind is None and path == "/v1/models" and request.method in {"GET", "HEAD"}:
             _answer_models(record)
         elif kind is None and not passes(path):
@@ -111,10 +112,16 @@ class App:
         return Dispatch(record, parsed)
 
     def _open(self, request: ClientRequest, path: str) -> None:
+        """Probes have no keys and learn nothing. What is counted says who uses which models how
+        much: it takes a key where clients need one, or the admin port, which is of this machine.
+        """
         service = self._service
         if request.method not in {"GET", "HEAD"}:
             body = error_body(405, f"{path} answers GET")
             request.respond(405, [JSON_TYPE, (b"allow", b"GET, HEAD")], body)
+        elif path == "/metrics" and service.config.keys and _client(service, request) is None:
+            body = error_body(401, _NO_KEY, code=_NO_KEY_CODE)
+            request.respond(401, [JSON_TYPE, _CHALLENGE], body)
         elif path == "/metrics":
             request.respond(200, [METRICS_TYPE], service.metrics_text())
         elif path == "/health" or service.ready():
