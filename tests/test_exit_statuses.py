@@ -166,7 +166,9 @@ def test_whoever_interrupts_gets_130(monkeypatch):
 
 def test_help_and_page_tell_them_all(capsys):
     assert ended("--help") == 0
-    told = re.findall(r"^  (\d+) +(.+)$", capsys.readouterr().out.partition("exit status:")[2], re.M)
+    told = re.findall(
+        r"^  (\d+) +(.+)$", capsys.readouterr().out.partition("exit status:")[2], re.MULTILINE
+    )
     assert dict(told) == {str(status): meaning for status, meaning in EXIT_STATUSES.items()}
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(), re.M)
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     assert dict(rows) == dict(told)

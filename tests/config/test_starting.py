@@ -63,6 +63,7 @@ GIVEN = {
     "flags": '["--x"]',
     "batching": "{}",
     "env": "{}",
+    "kubernetes": "{}",
 }
 
 

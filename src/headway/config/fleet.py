@@ -42,6 +42,7 @@ STARTING: Final = (
     "flags",
     "batching",
     "env",
+    "kubernetes",
 )
 """A pool's settings that say how to start its engines, and nothing of those running elsewhere."""
 
@@ -233,6 +234,23 @@ class Batching:
         """What is set, by name."""
         values = {name: getattr(self, name) for name in SETTINGS}
         return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kubernetes:
+    """What each pod of an engine asks its node for, with `headway render kubernetes`."""
+
+    cpus: Annotated[
+        float | None,
+        Number(most=10_000),
+        "cores beside GPUs; not set: two, and one for each GPU",
+    ] = None
+    memory_gib: Annotated[
+        float | None,
+        Number(most=2**20),
+        "memory of the node, not of GPUs; not set: what processes and weights take, on CPUs also "
+        "the KV cache",
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from headway.config.fleet import (
     Batching,
     EmulatedGpu,
     Fleet,
+    Kubernetes,
     Variables,
     VllmFlag,
 )
@@ -324,6 +325,7 @@ class Pool:
         Mapping[str, str], Variables(), "further environment variables of the engines"
     ] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
+    kubernetes: Kubernetes = Kubernetes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,11 @@ SCHEMAS = {
                     interval={"type": "string", "pattern": "^[0-9]+s$"},
                     scheme={"enum": ["http", "https"]},
                     tlsConfig=_closed("", insecureSkipVerify={"type": "boolean"}),
+                    authorization=_closed(
+                        "credentials",
+                        type={"type": "string"},
+                        credentials=_closed("key", name={"type": "string"}, key={"type": "string"}),
+                    ),
                 ),
             },
         ),

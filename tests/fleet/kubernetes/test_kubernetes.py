@@ -86,6 +86,7 @@ POOL = st.fixed_dictionaries(
         "kv_memory_gib": st.floats(0.5, 50),
         "devices": st.just([5]),
         "kv_lease_s": st.sampled_from([30.0, 60.0]),
+        "kubernetes": st.just({"cpus": 2.5, "memory_gib": 10}),
         "flags": st.lists(st.sampled_from(["--seed=1", "--trust-remote-code"]), min_size=1),
     },
 )
@@ -108,6 +109,8 @@ def files(draw):
         if "devices" in settings:
             # Such as a file for one machine has; the cluster's are Kubernetes' to choose.
             settings["devices"] = [len(lines), 1000 + len(lines)]
+        asked = settings.pop("kubernetes", {})
+        lines += [f"kubernetes.{key} = {value}" for key, value in asked.items()]
         lines += [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     if draw(st.booleans()):
         lines += ["[[pool]]", 'name = "elsewhere"', 'engines = ["http://10.0.0.1:8000"]']
@@ -212,6 +215,38 @@ def test_every_engine_gets_its_gpus_whatever_devices_the_file_names(text):
 
 @settings(max_examples=10)
 @given(files(), OPTIONS)
+def test_every_pod_asks_for_cores_and_memory(text, options):
+    """A node would be filled with pods that ask for nothing, and end them first."""
+    _, manifests = rendered(text, **options)
+    for manifest in manifests:
+        for template, _ in templates(manifest):
+            asked = container(template)["resources"]["requests"]
+            assert asked["cpu"]
+            assert asked["memory"].endswith(("Gi", "Mi"))
+
+
+@settings(max_examples=10)
+@given(files(), OPTIONS)
+def test_every_pod_may_be_drained_and_one_of_a_pool_at_a_time(text, options):
+    """A pod that two budgets select can't be evicted, nor can one that has to stay available."""
+    _, manifests = rendered(text, **options)
+    budgets = [each["spec"] for each in of_kind(manifests, "PodDisruptionBudget")]
+    assert {frozenset(each) for each in budgets} == {
+        frozenset({"maxUnavailable", "selector", "unhealthyPodEvictionPolicy"})
+    }
+    assert {each["maxUnavailable"] for each in budgets} == {1}
+    pods = [
+        template["metadata"]["labels"].items()
+        for manifest in manifests
+        for template, _ in templates(manifest)
+    ]
+    selectors = [each["selector"]["matchLabels"].items() for each in budgets]
+    assert all(sum(wanted <= labels for wanted in selectors) == 1 for labels in pods)
+    assert all(any(wanted <= labels for labels in pods) for wanted in selectors)
+
+
+@settings(max_examples=10)
+@given(files(), OPTIONS)
 def test_no_pod_runs_as_root_or_may_more_than_it_needs(text, options):
     _, manifests = rendered(text, **options)
     for manifest in manifests:
@@ -307,13 +342,87 @@ def test_an_engine_larger_than_a_node_is_a_leader_and_workers_that_meet_at_it():
 def test_engines_on_cpus_ask_for_cores_and_leave_binding_to_kubernetes():
     _, manifests = rendered(PAIR.replace('model = "org/model"\n', ""), cpus=4)
     found = container(one(manifests, "StatefulSet", "headway-decode")["spec"]["template"])
-    assert found["resources"] == {"requests": {"cpu": 4}, "limits": {"cpu": 4}}
+    asked = {"cpu": 4, "memory": "4Gi"}
+    assert found["resources"] == {"requests": asked, "limits": {"cpu": 4}}
     variables = values(found)
     assert variables["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
     assert variables["OMP_NUM_THREADS"] == "4"
     assert variables["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert '"kv_buffer_device": "cpu"' in " ".join(found["command"])
     assert found["command"][:3] == ["headway", "serve", "--host"]
+
+
+def weighing(folder, gib):
+    """A model's directory: its configuration, and an index that says how large its weights are."""
+    shape = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 80, "hidden_size": 8192}
+    shape |= {"num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256}
+    shape |= {"intermediate_size": 28672, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(shape))
+    index = {"metadata": {"total_size": gib * 2**30}, "weight_map": {}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return ONE.replace("org/model", str(folder))
+
+
+def test_an_engine_asks_for_its_processes_and_the_weights_that_pass_through_memory(tmp_path):
+    text = weighing(tmp_path, 130) + "tensor_parallel_size = 4\n"
+    written, manifests = rendered(text)
+    assert engine(manifests)["resources"] == {
+        "requests": {"cpu": 2 + 4, "memory": f"{4 + 4 * 4 + 130}Gi"},
+        "limits": {"nvidia.com/gpu": 4},
+    }
+    assert "isn't known here" not in written
+    found = engine(rendered(text, cpus=16)[1])["resources"]["requests"]
+    assert found == {"cpu": 16, "memory": f"{2 + 4 + 130}Gi"}
+
+
+def test_pods_of_an_engine_on_two_nodes_share_its_weights(tmp_path):
+    _, manifests = rendered(weighing(tmp_path, 130) + "tensor_parallel_size = 16\n")
+    (found,) = of_kind(manifests, "LeaderWorkerSet")
+    for template, _ in templates(found):
+        assert container(template)["resources"] == {
+            "requests": {"cpu": 2 + 8, "memory": f"{4 + 8 * 4 + 65}Gi"},
+            "limits": {"nvidia.com/gpu": 8},
+        }
+
+
+def test_the_size_of_a_model_that_is_not_here_is_said_to_be_missing():
+    written, manifests = rendered(ONE)
+    assert engine(manifests)["resources"]["requests"] == {"cpu": 3, "memory": "8Gi"}
+    assert (
+        "# How large org/model is isn't known here: set memory_gib in [pool.kubernetes] of all, or "
+        "its pods ask for 8 GiB, without weights." in written
+    )
+
+
+def test_the_file_says_what_pods_ask_for():
+    written, manifests = rendered(ONE + "[pool.kubernetes]\ncpus = 1.5\nmemory_gib = 40.25\n")
+    assert engine(manifests)["resources"]["requests"] == {"cpu": "1500m", "memory": "41216Mi"}
+    assert "isn't known here" not in written
+    for manifest in manifests:
+        check(manifest)
+
+
+def test_an_update_waits_until_the_router_uses_what_is_new():
+    _, manifests = rendered("[router.health]\ninterval_s = 4\npasses = 3\n" + ONE)
+    (found,) = of_kind(manifests, "StatefulSet")
+    assert found["spec"]["minReadySeconds"] > 3 * 4
+
+
+@pytest.mark.parametrize("keys", ["", f'[router.keys]\nhashes = ["prometheus:{"0" * 64}"]\n'])
+def test_prometheus_has_a_key_for_the_router_where_clients_need_one(keys):
+    """vLLM asks for none on /metrics, whatever its keys."""
+    written, manifests = rendered(keys + ONE)
+    by_name = {each["metadata"]["name"]: each for each in of_kind(manifests, "PodMonitor")}
+    (router,) = by_name["headway-routers"]["spec"]["podMetricsEndpoints"]
+    secret = {"name": "headway-metrics-key", "key": "key"}
+    shown = {"type": "Bearer", "credentials": secret}
+    assert router.get("authorization") == (shown if keys else None)
+    made = "create secret generic headway-metrics-key --from-literal=key="
+    assert (made in written) == bool(keys)
+    (engines,) = by_name["headway-engines"]["spec"]["podMetricsEndpoints"]
+    assert "authorization" not in engines
+    for manifest in by_name.values():
+        check(manifest)
 
 
 def test_words_of_the_file_reach_the_engine_as_they_are():

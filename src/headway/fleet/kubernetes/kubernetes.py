@@ -11,6 +11,7 @@ nothing of the cluster, so the engines are planned here, as if there were device
 import dataclasses
 import importlib.metadata
 import math
+import os
 import pathlib
 import re
 import shlex
@@ -19,8 +20,8 @@ from typing import Final
 
 from headway import config as settings
 from headway.core.errors import SettingError
-from headway.fleet.kubernetes import block_yaml, pods
-from headway.fleet.kubernetes.manifests import Objects, PoolWorkload
+from headway.fleet.kubernetes import block_yaml, pods, resources
+from headway.fleet.kubernetes.manifests import Objects, PoolWorkload, metrics_secret
 from headway.fleet.plan import compatibility, router_file
 from headway.fleet.plan.plan import plan
 from headway.fleet.plan.spec import Address, EngineSpec, FleetSpec, Machine
@@ -88,6 +89,8 @@ def render(config: settings.Config, options: RenderOptions) -> str:
         engine_key_env=router.keys.engine_key_env,
         files=bool(_files(config)),
         tls=router.tls is not None,
+        keys=bool(config.keys),
+        noticed_s=router.health.interval_s * (router.health.passes + 1),
     )
     text = router_file.text(_in_cluster(config), {p.engine.pool: _addresses(p) for p in pools})
     text = _WRITTEN + text.partition("\n")[2]
@@ -127,11 +130,19 @@ def _pools(spec: FleetSpec, fleet: str, options: RenderOptions) -> Iterator[Pool
             raise SettingError(f"{key}.name", said)
         taken.add(name)
         nodes = 1 if options.cpus else _nodes(engines[0], options.gpus_per_node, key)
-        yield PoolWorkload(name=name, engine=engines[0], replicas=len(engines), nodes=nodes)
+        yield PoolWorkload(
+            name=name,
+            engine=engines[0],
+            replicas=len(engines),
+            nodes=nodes,
+            resources=resources.of_pod(
+                pool, engines[0], cpus=options.cpus, nodes=nodes, environ=os.environ
+            ),
+        )
 
 
 def _nodes(engine: EngineSpec, gpus_per_node: int, key: str) -> int:
-    devices = pods.devices(engine)
+    devices = resources.devices(engine)
     nodes = math.ceil(devices / gpus_per_node)
     if devices % nodes:
         raise SettingError(
@@ -226,6 +237,16 @@ def _head(
     if router.keys.engine_key_env:
         value = f'--from-literal=key="${router.keys.engine_key_env}"'
         lines.append(f"First: kubectl create secret generic {fleet}-engine-key {value}")
+    if config.keys:
+        value = '--from-literal=key="$METRICS_KEY"'
+        lines.append(f"First: kubectl create secret generic {metrics_secret(fleet)} {value}")
+        lines.append("(one of the router's keys, for Prometheus: /metrics asks for one too)")
+    lines += [
+        f"How large {pool.engine.model} is isn't known here: set memory_gib in [pool.kubernetes] of "
+        f"{pool.engine.pool}, or its pods ask for {pool.resources.memory_gib:g} GiB, without weights."
+        for pool in pools
+        if not pool.resources.weighed
+    ]
     lines += [
         f"The image must have the model of pool {pool.engine.pool} in {pool.engine.model}."
         for pool in pools

@@ -7,12 +7,14 @@ random names, and one address for all of them is not enough for a router that ke
 each engine's work and takes engines out one by one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from headway.fleet.kubernetes import pods
 from headway.fleet.kubernetes.pods import HTTP_PORT, SIDE_PORT, Manifest, Shape
+from headway.fleet.kubernetes.resources import PodResources
 from headway.fleet.plan.spec import EngineSpec
 
 _COMPONENT: Final = "app.kubernetes.io/component"
@@ -24,13 +26,14 @@ _ROLE: Final = "headway/role"
 class PoolWorkload:
     """Engines that differ in their number only.
 
-    name: of its objects. nodes: that each engine spans.
+    name: of its objects. nodes: that each engine spans. resources: of each of its pods.
     """
 
     name: str
     engine: EngineSpec
     replicas: int
     nodes: int
+    resources: PodResources
 
     def hosts(self) -> list[str]:
         """The engines' host names, within the namespace."""
@@ -62,11 +65,16 @@ class Objects:
                     (f"names for the engines of pool {pool.engine.pool}", self._headless(pool)),
                     (engines, self._stateful_set(pool)),
                 ]
+            selected = _members(self._labels("engine", pool))
+            made.append(
+                (f"draining nodes of pool {pool.engine.pool}", self._budget(pool.name, selected))
+            )
         return [
             *made,
             ("the router's settings; it takes changes without a restart", self._file(router_file)),
             ("where clients connect", self._service(router_port)),
             ("the router", self._deployment()),
+            ("draining the router's node", self._budget(self._router, self._labels("router"))),
             ("scraping the engines", self._monitor("engine")),
             ("scraping the router", self._monitor("router")),
         ]
@@ -89,6 +97,7 @@ class Objects:
 
     def _stateful_set(self, pool: PoolWorkload) -> Manifest:
         labels = self._labels("engine", pool)
+        pod = pods.engine(self._shape, pool.engine, pool.resources)
         return self._object(
             *("apps/v1", "StatefulSet", pool.name, labels),
             {
@@ -96,14 +105,16 @@ class Objects:
                 "replicas": pool.replicas,
                 # All start at once; updates go one by one all the same.
                 "podManagementPolicy": "Parallel",
+                # Until the router has noticed too, the next one stays.
+                "minReadySeconds": math.ceil(self._shape.noticed_s),
                 "selector": {"matchLabels": labels},
-                "template": _template(labels | _role(pool), pods.engine(self._shape, pool.engine)),
+                "template": _template(labels | _role(pool), pod),
             },
         )
 
     def _leader_workers(self, pool: PoolWorkload) -> Manifest:
         """Its controller makes the headless Service."""
-        shape, engine, nodes = self._shape, pool.engine, pool.nodes
+        several = (self._shape, pool.engine, pool.resources, pool.nodes)
         labels = self._labels("engine", pool)
         workers = self._labels("worker", pool)
         return self._object(
@@ -112,12 +123,10 @@ class Objects:
                 "replicas": pool.replicas,
                 "networkConfig": {"subdomainPolicy": "Shared"},
                 "leaderWorkerTemplate": {
-                    "size": nodes,
+                    "size": pool.nodes,
                     "restartPolicy": "RecreateGroupOnPodRestart",
-                    "leaderTemplate": _template(
-                        labels | _role(pool), pods.leader(shape, engine, nodes)
-                    ),
-                    "workerTemplate": _template(workers, pods.worker(shape, engine, nodes)),
+                    "leaderTemplate": _template(labels | _role(pool), pods.leader(*several)),
+                    "workerTemplate": _template(workers, pods.worker(*several)),
                 },
             },
         )
@@ -146,9 +155,25 @@ class Objects:
             },
         )
 
+    def _budget(self, name: str, selected: dict[str, str]) -> Manifest:
+        """One at a time. That many may go even of one that is alone: what may never go keeps its
+        node from being drained for ever; and so would one that doesn't get ready.
+        """
+        return self._object(
+            *("policy/v1", "PodDisruptionBudget", name, selected),
+            {
+                "maxUnavailable": 1,
+                "selector": {"matchLabels": selected},
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            },
+        )
+
     def _monitor(self, component: str) -> Manifest:
         labels = self._labels(component)
         endpoint: Manifest = {"port": "http", "path": "/metrics", "interval": "15s"}
+        if component == "router" and self._shape.keys:
+            secret: Manifest = {"name": metrics_secret(self._shape.fleet), "key": "key"}
+            endpoint["authorization"] = {"type": "Bearer", "credentials": secret}
         if component == "router" and self._shape.tls:
             # Scraped by the pod's address, which no certificate names.
             endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
@@ -175,6 +200,16 @@ class Objects:
             _COMPONENT: component,
         }
         return labels | ({_POOL: pool.engine.pool} if pool else {})
+
+
+def metrics_secret(fleet: str) -> str:
+    """The Secret with the key that Prometheus shows the router."""
+    return f"{fleet}-metrics-key"
+
+
+def _members(labels: dict[str, str]) -> dict[str, str]:
+    """What selects all pods of a pool, workers too: an engine of several pods ends with any."""
+    return {name: value for name, value in labels.items() if name != _COMPONENT}
 
 
 def _role(pool: PoolWorkload) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headway.fleet.kubernetes.resources import PodResources
 from headway.fleet.plan import vllm_flags
 from headway.fleet.plan.engine_command import engine_command, transfers
 from headway.fleet.plan.spec import Address, EngineSpec, Machine
@@ -37,6 +38,8 @@ class Shape:
     engine_key_env: the router's variable for the key that engines ask for; None: they ask for none.
     files: whether the router has files, from a Secret.
     tls: whether it speaks TLS.
+    keys: whether it asks clients for keys.
+    noticed_s: until it sends requests to an engine that has become ready.
     """
 
     fleet: str
@@ -48,30 +51,26 @@ class Shape:
     engine_key_env: str | None
     files: bool
     tls: bool
+    keys: bool
+    noticed_s: float
 
 
-def engine(shape: Shape, spec: EngineSpec) -> Manifest:
+def engine(shape: Shape, spec: EngineSpec, resources: PodResources) -> Manifest:
     """The pod of an engine that fits one node."""
-    return _engine(shape, spec, _serve(shape, spec), devices(spec))
+    return _engine(shape, spec, _serve(shape, spec), resources)
 
 
-def leader(shape: Shape, spec: EngineSpec, nodes: int) -> Manifest:
+def leader(shape: Shape, spec: EngineSpec, resources: PodResources, nodes: int) -> Manifest:
     """The first of an engine's pods on several nodes: API server, scheduler and first ranks."""
     command = [*_serve(shape, spec), *_meet(nodes, "0")]
-    return _engine(shape, spec, command, devices(spec) // nodes)
+    return _engine(shape, spec, command, resources)
 
 
-def worker(shape: Shape, spec: EngineSpec, nodes: int) -> Manifest:
+def worker(shape: Shape, spec: EngineSpec, resources: PodResources, nodes: int) -> Manifest:
     """The others: `vllm serve --headless`, as without a scheduler headway has no part in them."""
     command = _literal("vllm", "serve", spec.model or "", "--headless", *_flags(shape, spec))
     command += [*_literal(*spec.flags), *_meet(nodes, "$(LWS_WORKER_INDEX)")]
-    container = _engine_container(shape, spec, command, devices(spec) // nodes)
-    return _engine_pod(shape, container)
-
-
-def devices(spec: EngineSpec) -> int:
-    """How many GPUs an engine takes."""
-    return spec.tensor_parallel_size * spec.pipeline_parallel_size
+    return _engine_pod(shape, _engine_container(shape, spec, command, resources))
 
 
 def router(shape: Shape) -> Manifest:
@@ -101,8 +100,10 @@ def router(shape: Shape) -> Manifest:
     return _pod(container, volumes, grace_s=shape.drain_s + 2 * _LEAVE_S)
 
 
-def _engine(shape: Shape, spec: EngineSpec, command: Sequence[str], gpus: int) -> Manifest:
-    container = _engine_container(shape, spec, command, gpus)
+def _engine(
+    shape: Shape, spec: EngineSpec, command: Sequence[str], resources: PodResources
+) -> Manifest:
+    container = _engine_container(shape, spec, command, resources)
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if transfers(spec):
         ports.append({"name": "kv", "containerPort": SIDE_PORT})
@@ -119,16 +120,14 @@ def _engine(shape: Shape, spec: EngineSpec, command: Sequence[str], gpus: int) -
 
 
 def _engine_container(
-    shape: Shape, spec: EngineSpec, command: Sequence[str], gpus: int
+    shape: Shape, spec: EngineSpec, command: Sequence[str], resources: PodResources
 ) -> Manifest:
-    cores = {"cpu": shape.cpus}
-    on_cpus = {"requests": cores, "limits": cores}
     return {
         "name": "engine",
         "image": shape.image,
         "command": list(command),
         "env": _environment(shape, spec),
-        "resources": on_cpus if shape.cpus else {"limits": {"nvidia.com/gpu": gpus}},
+        "resources": resources.manifest(),
         "securityContext": dict(_CONFINED),
         "volumeMounts": [
             {"name": "cache", "mountPath": _CACHE},

@@ -84,7 +84,7 @@ def _of_pool(
         said = "MIG devices can't work together in one engine; use 1"
         return _refused(fleet, about, ("pool", index, "tensor_parallel_size"), said)
     flags = vllm_flags.given(pool.flags)
-    model, unknown = _model(pool, flags, environ)
+    model, unknown = known_model(pool, flags, environ)
     if model is None or not gpu_bytes:
         unknown = unknown or "the GPUs' memory isn't known"
         return PoolMemory(said=f"{about}: not checked: {unknown}", checked=False)
@@ -105,10 +105,10 @@ def _refused(fleet: FleetSpec, about: str, at: Path, said: str) -> PoolMemory:
     return PoolMemory(said=f"{about}: {said}", checked=True, problem=problem)
 
 
-def _model(
+def known_model(
     pool: Pool, flags: Mapping[str, vllm_flags.Given], environ: Mapping[str, str]
 ) -> tuple[ModelFootprint | None, str]:
-    """The pool's model, or why it isn't known."""
+    """The pool's model, or why it isn't known. flags: the pool's, by name."""
     other = next((flag for flag in flags if flag.partition(".")[0] in _OTHERWISE), None)
     if other:
         return None, f"{other} changes what the model takes"
