@@ -325,7 +325,7 @@ class Pool:
         Mapping[str, str], Variables(), "further environment variables of the engines"
     ] = field(default_factory=dict)
     batching: Batching = field(default_factory=Batching)
-    kubernetes: Kubernetes = Kubernetes()
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,8 +242,9 @@ def _head(
         lines.append(f"First: kubectl create secret generic {metrics_secret(fleet)} {value}")
         lines.append("(one of the router's keys, for Prometheus: /metrics asks for one too)")
     lines += [
-        f"How large {pool.engine.model} is isn't known here: set memory_gib in [pool.kubernetes] of "
-        f"{pool.engine.pool}, or its pods ask for {pool.resources.memory_gib:g} GiB, without weights."
+        f"How large {pool.engine.model} is isn't known here: set memory_gib in [pool.kubernetes] "
+        f"of {pool.engine.pool}, or its pods ask for {pool.resources.memory_gib:g} GiB, without "
+        "weights."
         for pool in pools
         if not pool.resources.weighed
     ]
