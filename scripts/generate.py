@@ -14,7 +14,7 @@ from headway.config.fleet import STARTING, Fleet
 from headway.config.model import Pool, Router
 from headway.config.problems import dotted
 from headway.config.reading import REQUIRED, UNSET, Setting, all_settings
-from headway.core import status
+from headway.core import reports, status
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "router-config.md"
@@ -27,6 +27,8 @@ def generated() -> dict[Path, str]:
     return {
         package / "config" / "headway.schema.json": config.schema_text(),
         package / "core" / "status.schema.json": status.schema_text(),
+        package / "core" / "doctor.schema.json": reports.schema_text(reports.DoctorReport),
+        package / "core" / "dry_run.schema.json": reports.schema_text(reports.DryRunReport),
         PAGE: _page(PAGE.read_text("utf-8")),
     }
 

@@ -1,6 +1,7 @@
 """The command line of fleets: what is asked of whom, what is refused, and how."""
 
 import fcntl
+import json
 import subprocess
 import sys
 
@@ -148,6 +149,7 @@ def test_what_a_supervisor_refuses_is_told(monkeypatch, capsys):
         ("scale =2", "argument POOL=N: '=2' is not POOL=N"),
         ("drain", "the following arguments are required: NAME"),
         ("status --watch --json", "argument --json: not allowed with argument --watch"),
+        ("up --json", "--json: is for --dry-run"),
         ("status --colour", "--colour: unknown; see headway status --help"),
         ("up a b", "b: unknown; see headway up --help"),
         ("render x", "argument target: invalid choice: 'x'"),
@@ -234,6 +236,49 @@ def test_a_log_that_is_not_there_is_told_with_those_that_are(log, capsys, name):
     assert told == f"no log of {name} in the fleet default; there are: a-0, router"
 
 
+MIXED = """\
+headway: ready on http://127.0.0.1:8000 (unified)
+{"request_id":"a","engines":["all/h:1"],"queue_s":0.000512,"status":200}
+
+INFO fetching http://me:s3cret@h/x
+[1, 2]
+"""
+AS_JSON = [
+    {"text": "headway: ready on http://127.0.0.1:8000 (unified)"},
+    {"request_id": "a", "engines": ["all/h:1"], "queue_s": 0.000512, "status": 200},
+    {"text": "INFO fetching http://me:***@h/x"},
+    {"text": "[1, 2]"},
+]
+
+
+def test_a_log_is_json_lines_for_programs(log, capsys):
+    log.write_text(MIXED)
+    assert run("logs", "a-0", "--json") == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == AS_JSON
+    assert not err
+
+
+def test_followed_json_lines_are_whole_however_the_log_grows(log, capsys, monkeypatch):
+    log.write_text("")
+    pieces = iter([*(("a", MIXED[at : at + 7]) for at in range(0, len(MIXED), 7)), ("a", "half")])
+    steps = iter([*pieces, ("w", '{"new": '), ("a", "1}\n")])
+
+    def sleep(_s):
+        mode, text = next(steps, (None, None))
+        if mode is None:
+            raise KeyboardInterrupt
+        if mode == "w":
+            log.rename(log.with_suffix(".log.1"))
+        with log.open(mode) as file:
+            file.write(text)
+
+    monkeypatch.setattr(commands.time, "sleep", sleep)
+    assert run("logs", "a-0", "-n", "0", "-f", "--json") == 130
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert told == [*AS_JSON, {"text": "half"}, {"new": 1}]
+
+
 def test_a_log_is_followed_into_its_next_run(log, capsys, monkeypatch):
     """As the engine restarts: its log is put aside and begun anew."""
     steps = iter([("a", "more\n"), ("w", "a new run\n")])
@@ -290,6 +335,20 @@ def test_a_dry_run_prints_commands_for_a_shell_and_starts_nothing(capsys, tmp_pa
     assert '# engines = ["http://127.0.0.1:' in out
     subprocess.run(["bash", "-n"], input=out, check=True, text=True)
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.process
+def test_a_dry_run_is_json_for_programs(capsys, tmp_path, monkeypatch):
+    from headway.fleet import up
+
+    monkeypatch.setattr(up.bundled, "ensure", lambda: tmp_path / "model")
+    (tmp_path / "headway.toml").write_text(FILE + 'env = { HF_TOKEN = "s3cret" }\n')
+    assert run("up", "--dry-run", "--json") == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert [engine["name"] for engine in told["engines"]] == ["all-0"]
+    assert told["engines"][0]["process"]["set"].items() >= {"HF_TOKEN": "***"}.items()
+    assert "s3cret" not in out + err
 
 
 @pytest.mark.process

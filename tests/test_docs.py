@@ -1,12 +1,15 @@
 """What the documentation says is there: its links, every metric, the stored results."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from headway.router.state.receipt import Receipt, log_line
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
@@ -52,6 +55,20 @@ def test_every_metric_is_told_once():
     assert [name for name in names if told.count(name) != 1] == []
     ours = {name for name in told if name.startswith("headway:")}
     assert ours == set(names)
+
+
+def test_every_field_of_the_request_log_is_told():
+    full = Receipt("a", "b", "c", "d", ("e",), 1.0, 1.0, 1.0, 1.0)
+    record = ast.parse((ROOT / "src/headway/router/serve/record.py").read_text())
+    given = {
+        keyword.arg
+        for node in ast.walk(record)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "log_line"
+        for keyword in node.keywords
+    }
+    table = (ROOT / "docs/scripts.md").read_text().partition("| field | meaning |")[2]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == json.loads(log_line(full)).keys() | given
 
 
 @pytest.mark.process

@@ -146,10 +146,10 @@ def test_with_a_fleet(line, status):
 
 @pytest.mark.parametrize(("worst", "status"), [("ok", 0), ("warning", 0), ("error", 1)])
 def test_the_doctor_fails_where_it_finds_an_error(monkeypatch, worst, status):
+    from headway.core.reports import Finding
     from headway.fleet.doctor import doctor
-    from headway.fleet.doctor.finding import Finding
 
-    monkeypatch.setattr(doctor, "findings", lambda _path, _name: iter([Finding(worst, "x", "y")]))
+    monkeypatch.setattr(doctor, "findings", lambda _path, _name: [[Finding(worst, "x", "y")]])
     assert ended("doctor") == status
     assert ended("doctor --json") == status
 

@@ -77,9 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG
     try:
         return _RUN.get(arguments.command, _fleet)(arguments, rest)
+    except SettingError as error:
+        say(f"error: {_as_flag(error, arguments) if arguments.command == 'serve' else error}")
+        return error.exit_status
     except HeadwayError as error:
-        flag = arguments.command == "serve" and isinstance(error, SettingError)
-        say(f"error: {_as_flag(error, arguments) if flag else error}")
+        say(f"error: {error}")
         return error.exit_status
     except KeyboardInterrupt:
         say("interrupted")

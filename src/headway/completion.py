@@ -38,7 +38,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
     for action in _actions(parser):
         if action.metavar == _FILE:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]  where shtab looks for it
+            vars(action)["complete"] = shtab.FILE  # where shtab looks for it
     return str(shtab.complete(parser, shell))
 
 

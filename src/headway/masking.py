@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 HIDDEN: Final = "***"
 VARIABLE_BY_FLAG: Final[Mapping[str, str]] = {
@@ -37,6 +37,15 @@ def words(argv: Sequence[str]) -> Iterator[str]:
             continue
         secret = flag in VARIABLE_BY_FLAG and not equals
         yield f"{name}={HIDDEN}" if flag in VARIABLE_BY_FLAG and equals else text(word)
+
+
+def values(value: Any) -> Any:
+    """What `json.loads` gave, as it may be shown: each of its texts as `text` shows it."""
+    if isinstance(value, dict):
+        return {name: values(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [values(each) for each in value]
+    return text(value) if isinstance(value, str) else value
 
 
 def text(said: str) -> str:

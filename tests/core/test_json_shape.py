@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ class Outer:
     by_name: Mapping[str, float] = field(default_factory=dict)
     perhaps: int | None = None
     sure: bool = False
+    kind: Literal["a", "b"] = "a"
 
 
 inners = st.builds(Inner, st.text(max_size=9), st.integers())
@@ -38,6 +40,7 @@ outers = st.builds(
     st.dictionaries(st.text(max_size=9), st.floats(allow_nan=False), max_size=3),
     st.none() | st.integers(),
     st.booleans(),
+    st.sampled_from(["a", "b"]),
 )
 
 
@@ -72,6 +75,7 @@ def test_the_schema_takes_what_is_written(value):
         ({"inner": {"name": "a"}, "by_name": {"x": "1"}}, "by_name.x is '1'; it should be of type"),
         ({"inner": {"name": "a"}, "by_name": 1}, "by_name is 1; it should be an object"),
         ({"inner": {"name": "a"}, "sure": 1}, "sure is 1; it should be of type boolean"),
+        ({"inner": {"name": "a"}, "kind": "c"}, "kind is 'c'; it should be one of a, b"),
         ({"inner": "x" * 99}, "…; it should be an object with name, number"),
     ],
 )

@@ -1,15 +1,15 @@
 """Frozen dataclasses as JSON: written, read back, and described by a schema.
 
-A field may be a bool, int, float, str, another such dataclass, `X | None`, `tuple[X, ...]` or
-`Mapping[str, X]`. Whoever reads takes no notice of keys it doesn't know, so that a newer writer may
-add some; a field without a default has to be there.
+A field may be a bool, int, float, str, a Literal of strings, another such dataclass, `X | None`,
+`tuple[X, ...]` or `Mapping[str, X]`. Whoever reads takes no notice of keys it doesn't know, so that
+a newer writer may add some; a field without a default has to be there.
 """
 
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headway.core.errors import HeadwayError
 
@@ -90,6 +90,10 @@ def _read(hint: Any, value: object, at: str) -> Any:
     if origin in {Union, types.UnionType}:
         [some] = [each for each in inner if each is not type(None)]
         return None if value is None else _read(some, value, at)
+    if origin is Literal:
+        if value not in inner:
+            raise _wrong(at, value, f"one of {', '.join(inner)}")
+        return value
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise _wrong(at, value, "a list")
@@ -111,6 +115,8 @@ def _described(hint: Any, found: dict[str, Any]) -> dict[str, Any]:
     if origin in {Union, types.UnionType}:
         some = [_described(each, found) for each in inner if each is not type(None)]
         return {"anyOf": [*some, {"type": "null"}]}
+    if origin is Literal:
+        return {"enum": list(inner)}
     if origin is tuple:
         return {"type": "array", "items": _described(inner[0], found)}
     if origin is not None and issubclass(origin, Mapping):

@@ -73,6 +73,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be run, and start nothing"
     )
+    _add_json(parser, "with --dry-run: for programs")
 
 
 def _add_init(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +92,7 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     _add_name(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--watch", action="store_true", help="show it anew every two seconds")
-    how.add_argument("--json", action="store_true", help="for programs")
+    _add_json(how)
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +106,7 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="from the end (default: 50)",
     )
+    _add_json(parser, "a line of JSON for each: the router's are its decisions, others have `text`")
     _add_name(parser)
 
 
@@ -145,11 +147,19 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help=f"to check, too (default: ./{FILE} if it exists)"
     )
+    _add_json(parser)
     _add_name(parser)
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", metavar="FILE", help=_FILE_HELP)
+
+
+def _add_json(
+    parser: "argparse.ArgumentParser | argparse._MutuallyExclusiveGroup",
+    about: str = "for programs",
+) -> None:
+    parser.add_argument("--json", action="store_true", help=f"{about} (docs/scripts.md)")
 
 
 def _add_name(parser: argparse.ArgumentParser, about: str = "of the fleet") -> None:
@@ -188,9 +198,11 @@ def _short(text: str) -> str:
 def _up(arguments: argparse.Namespace, say: Say) -> int:
     from headway.fleet import up  # noqa: PLC0415  with all that a fleet needs
 
+    if arguments.json and not arguments.dry_run:
+        raise SettingError("--json", "is for --dry-run; see headway status --json for what runs")
     asked = arguments.file or not arguments.model
     wish = up.UpWish(_file(arguments.file) if asked else None, arguments.model, arguments.name)
-    return up.up(wish, say, dry_run=arguments.dry_run)
+    return up.up(wish, say, dry_run=arguments.dry_run, json=arguments.json)
 
 
 def _init(arguments: argparse.Namespace, say: Say) -> int:
@@ -213,7 +225,9 @@ def _operate(arguments: argparse.Namespace, say: Say) -> int:
     if asked == "status":
         return commands.status(name, watch=arguments.watch, json=arguments.json)
     if asked == "logs":
-        return commands.logs(name, arguments.engine, arguments.lines, follow=arguments.follow)
+        return commands.logs(
+            name, arguments.engine, arguments.lines, follow=arguments.follow, json=arguments.json
+        )
     if asked in {"drain", "undrain"}:
         return commands.drain(name, arguments.engine, say, draining=asked == "drain")
     if asked == "scale":
@@ -253,7 +267,7 @@ def _doctor(arguments: argparse.Namespace, _say: Say) -> int:
         print(text, flush=True)  # noqa: T201  what was asked for
 
     path = _file(arguments.file)
-    return doctor.run(str(path) if path else None, write, name=arguments.name)
+    return doctor.run(str(path) if path else None, write, name=arguments.name, json=arguments.json)
 
 
 def _file(given: str | None) -> Path | None:

@@ -15,6 +15,7 @@ from typing import Final
 
 from headway import config as settings
 from headway.core.errors import HeadwayError, SettingError
+from headway.core.reports import DryRunReport, written
 from headway.core.status import FleetStatus
 from headway.engine.start import launch
 from headway.engine.start.command import EngineCommand
@@ -60,8 +61,10 @@ class UpWish:
     name: str | None = None
 
 
-def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
+def up(wish: UpWish, say: Say, *, dry_run: bool, json: bool = False) -> int:
     """Run a fleet until it is told to stop, or print what would be run; the exit status.
+
+    json: print that as a `core.reports.DryRunReport`.
 
     Raises HeadwayError for what can't be started.
     """
@@ -73,7 +76,8 @@ def up(wish: UpWish, say: Say, *, dry_run: bool) -> int:
     for told in memory.of_pools(fleet, machine, os.environ):
         say(told.said)
     if dry_run:
-        print(_dry(fleet, machine))  # noqa: T201  what was asked for
+        report = _dry(fleet, machine)
+        print(written(report) if json else dryrun.text(report))  # noqa: T201  what was asked for
         return 0
     for engine in fleet.engines:  # a wrong setting shows before anything starts
         command = _command(machine, engine, _somewhere())
@@ -256,7 +260,7 @@ def _somewhere() -> Address:
     return Address(host=HOST, port=1, side_port=2)
 
 
-def _dry(fleet: FleetSpec, machine: Machine) -> str:
+def _dry(fleet: FleetSpec, machine: Machine) -> DryRunReport:
     addresses = _dry_addresses(fleet)
     commands = {
         engine.name: _command(machine, engine, addresses[engine.name]) for engine in fleet.engines
@@ -265,7 +269,7 @@ def _dry(fleet: FleetSpec, machine: Machine) -> str:
     host = f"[{router.host}]" if ":" in router.host else router.host
     url = f"http://{host}:{router.port}"
     file = Home(fleet.name).router_file
-    return dryrun.text(
+    return dryrun.report(
         fleet, addresses, commands, router_command(file, url, os.environ, fleet.drain_s)
     )
 

@@ -1,11 +1,14 @@
 """All that the doctor examines, as a whole."""
 
+import json
 import os
 import socket
 
 import pytest
 from tests.fleet.doctor.examining import CPU, Stub
 
+from headway.core import reports
+from headway.core.json_shape import from_json
 from headway.fleet.doctor import doctor
 
 # All of it
@@ -36,6 +39,20 @@ def test_every_problem_of_a_file_is_an_error_with_its_line(examined):
     assert "headway.toml:2: router.prot" in text
     assert "headway.toml:5: pool[0].role" in text
     assert text.endswith("2 errors")
+
+
+def test_programs_get_all_findings_and_nothing_but_json(examined):
+    jsonschema = pytest.importorskip("jsonschema")
+    status, text = examined('[router]\nprot = 1\n[[pool]]\nname = "a"\nrole = "c"\n', json=True)
+    assert status == 1
+    told = json.loads(text)
+    jsonschema.validate(told, json.loads(reports.schema_text(reports.DoctorReport)))
+    report = from_json(reports.DoctorReport, told)
+    assert (report.version, report.errors) == (1, 2)
+    errors = [each for each in report.findings if each.severity == "error"]
+    assert [each.about for each in errors] == ["file", "file"]
+    assert "headway.toml:2: router.prot" in errors[0].what
+    assert errors[0].then == "change the file"
 
 
 def test_a_pair_that_can_t_work_is_an_error(examined):

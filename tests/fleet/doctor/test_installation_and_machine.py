@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from tests.fleet.doctor.examining import CPU, facts, severities
 
 from headway.core.engine_metrics import Fallback
+from headway.core.reports import Finding
 from headway.engine import compat
 from headway.fleet.doctor import installation, machine
 from headway.fleet.doctor.engines import of_engine
-from headway.fleet.doctor.finding import Finding, summary, tell
+from headway.fleet.doctor.finding import report, summary, tell
 from headway.fleet.plan.spec import EngineSpec, Machine
 
 GPUS = Machine(cores=(0,), gpus=(0, 1, 2, 3), memory_gib=64.0, cpu=False)
@@ -77,7 +78,7 @@ def test_every_finding_is_told_below_its_heading_with_its_next_step(findings):
             told.append((line.split()[0], heading))
     assert told == [(f.severity, f.about) for f in findings]
     assert sum("next: then" in line for line in lines) == sum(bool(f.then) for f in findings)
-    said = summary(findings)
+    said = summary(report(findings))
     for name in ("error", "warning"):
         count = sum(f.severity == name for f in findings)
         assert (f"{count} {name}" in said) == (count > 0)

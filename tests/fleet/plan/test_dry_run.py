@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from headway import config as settings
+from headway.core import reports
+from headway.core.json_shape import from_json
 from headway.engine.start.command import EngineCommand
 from headway.fleet.plan import dry_run, plan
 from headway.fleet.plan.spec import Address, Machine
@@ -26,8 +28,8 @@ role = "decode"
 SHOW = "import os, sys, json; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
 
 
-def printed(env, *words, environ):
-    """The blocks for a fleet of two whose engines' commands are SHOW with `words`."""
+def reported(env, *words, environ):
+    """The report on a fleet of two whose engines' commands are SHOW with `words`."""
     fleet = plan.plan(settings.parse(FILE, starts=True), MACHINE)
     addresses = {
         engine.name: Address(host="127.0.0.1", port=8100 + 2 * n, side_port=8101 + 2 * n)
@@ -42,7 +44,12 @@ def printed(env, *words, environ):
         drain_s=1,
     )
     commands = dict.fromkeys(addresses, shown)
-    return dry_run.text(fleet, addresses, commands, shown, environ)
+    return dry_run.report(fleet, addresses, commands, shown, environ)
+
+
+def printed(env, *words, environ):
+    """The same in blocks for a shell."""
+    return dry_run.text(reported(env, *words, environ=environ))
 
 
 @pytest.mark.process
@@ -74,6 +81,27 @@ def test_secrets_are_masked():
     assert "HF_TOKEN" not in printed(env, "--x", environ=env), "what is there anyway isn't told"
 
 
+def test_programs_get_the_same_as_json_of_the_published_shape():
+    jsonschema = pytest.importorskip("jsonschema")
+    env = {"HF_TOKEN": "s3cret", "HF_HOME": "/models", "SAME": "1"}
+    environ = {"SAME": "1", "GONE": "1"}
+    report = reported(env, "--api-key", "s3cret", "--x", "1", environ=environ)
+    text = reports.written(report)
+    assert "s3cret" not in text
+    told = json.loads(text)
+    jsonschema.validate(told, json.loads(reports.schema_text(reports.DryRunReport)))
+    assert from_json(reports.DryRunReport, told) == report
+    assert [engine["name"] for engine in told["engines"]] == ["p-0", "d-0"]
+    engine = told["engines"][1]
+    assert (engine["url"], engine["side_port"]) == ("http://127.0.0.1:8102", 8103)
+    process = engine["process"]
+    assert process["argv"][3:] == ["--api-key", "***", "--x", "1"]
+    assert process["set"] == {"HF_HOME": "/models", "HF_TOKEN": "***"}
+    assert process["unset"] == ["GONE"]
+    assert told["router"] == process
+    assert settings.parse(told["router_settings"]).router.strategy == "disaggregated"
+
+
 @pytest.mark.process
 def test_every_engine_the_router_and_its_file_are_there():
     text = printed({}, "--x", environ={})
@@ -101,7 +129,7 @@ def test_the_command_binds_the_engine_to_its_cores():
         drain_s=1,
         cores=(core,),
     )
-    block = dry_run._block("engine", shown, os.environ)
+    block = dry_run._block("engine", dry_run._process(shown, os.environ))
     answer = subprocess.run(
         ["bash", "--norc", "-c", block], capture_output=True, check=True, text=True
     )

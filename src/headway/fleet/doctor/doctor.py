@@ -2,31 +2,34 @@
 
 Entry point for the command line:
 
-    run(path: str | None, write: Callable[[str], None], *, name: str | None = None) -> int
+    run(path: str | None, write: Callable[[str], None], *, name: str | None = None,
+        json: bool = False) -> int
 
 path: the file; None is what `headway up` without one would start: ./headway.toml, else what suits
 this machine. name: of the fleet to look at if it runs; None: the file's. write: given lines for
-standard output. The exit status: 0, or 1 if there is an error among the findings.
+standard output, as they are found; with json one text, a `core.reports.DoctorReport`. The exit
+status: 0, or 1 if there is an error among the findings.
 """
 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from headway import config as settings
 from headway.config import Config, ConfigError
-from headway.core.errors import HeadwayError, SettingError
+from headway.core.errors import FAILED, HeadwayError, SettingError
+from headway.core.reports import Finding, written
 from headway.core.status import FleetStatus
 from headway.fleet.doctor import engines as engine_checks
 from headway.fleet.doctor import installation
 from headway.fleet.doctor import machine as machine_checks
 from headway.fleet.doctor import router as router_checks
 from headway.fleet.doctor.engines import EngineTarget
-from headway.fleet.doctor.finding import Finding, summary, tell
+from headway.fleet.doctor.finding import report, summary, tell
 from headway.fleet.net.http_sync import HttpServer
 from headway.fleet.operate import claims, control_socket
 from headway.fleet.operate.state_dir import Home
@@ -42,34 +45,42 @@ _STATUS_S: Final = 5.0
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 -- compared, not bound
 
 
-def run(path: str | None, write: Callable[[str], None], *, name: str | None = None) -> int:
+def run(
+    path: str | None,
+    write: Callable[[str], None],
+    *,
+    name: str | None = None,
+    json: bool = False,
+) -> int:
     """Examine and tell; see above."""
     told: list[Finding] = []
-
-    def add(findings: Iterable[Finding]) -> None:
-        found = list(findings)
-        told.extend(found)
-        for line in tell(found):
+    for part in findings(path, name):
+        told += part
+        for line in () if json else tell(part):
             write(line)
+    all_of_it = report(told)
+    write(written(all_of_it) if json else summary(all_of_it))
+    return FAILED if all_of_it.errors else 0
 
+
+def findings(path: str | None, name: str | None) -> Iterator[list[Finding]]:
+    """What is found, part by part as it is examined; arguments as of `run`."""
     if path is None and Path(_USUAL).exists():
         path = _USUAL
     machine = hardware.detect()
     spec, found = of_file(path, machine, name)
-    add(found)
+    yield found
     name = name or (spec.name if spec else _DEFAULT)
     status, trouble = _running(name)
-    add(trouble)
-    add(of_machine(spec, machine, running=status is not None))
+    yield trouble
+    yield [*of_machine(spec, machine, running=status is not None)]
     splits = spec is not None and spec.config.router.routing.splits
-    add(installation.examine(splits=splits))
+    yield [*installation.examine(splits=splits)]
     policies = {pool.name: pool.batching.policy for pool in spec.config.pools} if spec else {}
     if status is not None:
-        add(of_fleet(name, status, policies))
+        yield [*of_fleet(name, status, policies)]
     elif spec is not None and path is not None:
-        add(of_elsewhere(spec.config, policies))
-    write(summary(told))
-    return 1 if any(finding.severity == "error" for finding in told) else 0
+        yield [*of_elsewhere(spec.config, policies)]
 
 
 def of_file(

@@ -13,7 +13,7 @@ from typing import Any, Final
 from headway.config import Config, engine_tls
 from headway.core.batching.settings import STOCK
 from headway.core.engine_metrics import NO_FAULTS, Fallback, parse_metrics
-from headway.fleet.doctor.finding import Finding, Severity
+from headway.core.reports import Finding, Severity
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 
 ABOUT: Final = "engines"

@@ -1,26 +1,10 @@
-"""What an examination finds, and how it is told."""
+"""How what an examination finds is told."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Literal
 
-Severity = Literal["ok", "note", "warning", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    about: what it belongs to, as a heading: installation, machine, file, engines, router.
-    what: what was found, on one line.
-    then: the next step; empty where there is nothing to do.
-    """
-
-    severity: Severity
-    about: str
-    what: str
-    then: str = ""
+from headway.core.reports import DoctorReport, Finding
 
 
 def tell(findings: Iterable[Finding]) -> Iterator[str]:
@@ -33,11 +17,16 @@ def tell(findings: Iterable[Finding]) -> Iterator[str]:
                 yield f"           next: {finding.then}"
 
 
-def summary(findings: Iterable[Finding]) -> str:
+def report(findings: Sequence[Finding]) -> DoctorReport:
+    """The findings, and how many are bad."""
+    counts = Counter(finding.severity for finding in findings)
+    return DoctorReport(
+        findings=tuple(findings), errors=counts["error"], warnings=counts["warning"]
+    )
+
+
+def summary(report: DoctorReport) -> str:
     """How many of which severity, in a line."""
-    counts = {"error": 0, "warning": 0}
-    for finding in findings:
-        if finding.severity in counts:
-            counts[finding.severity] += 1
+    counts = {"error": report.errors, "warning": report.warnings}
     said = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
     return ", ".join(said) or "nothing to do"

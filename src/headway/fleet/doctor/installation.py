@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from headway.core.reports import Finding
 from headway.engine.start import launch
-from headway.fleet.doctor.finding import Finding
 
 ABOUT: Final = "installation"
 _TIMEOUT_S: Final = 180.0

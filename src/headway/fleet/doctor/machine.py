@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from headway.core.hardware.fit import UTILIZATION
-from headway.fleet.doctor.finding import Finding
+from headway.core.reports import Finding
 from headway.fleet.plan.spec import EngineSpec, Machine
 
 ABOUT: Final = "machine"

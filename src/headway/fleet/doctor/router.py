@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from headway.core.json_shape import ShapeError
+from headway.core.reports import Finding
 from headway.core.status import RouterState, read
 from headway.fleet.doctor import engines as engine_checks
 from headway.fleet.doctor.engines import EngineTarget
-from headway.fleet.doctor.finding import Finding
 from headway.fleet.net.http_sync import HttpAnswer, HttpServer
 
 ABOUT: Final = "router"

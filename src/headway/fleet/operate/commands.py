@@ -37,8 +37,11 @@ def status(name: str, *, watch: bool, json: bool) -> int:
         time.sleep(_WATCH_S)
 
 
-def logs(name: str, process: str, count: int, *, follow: bool) -> int:
-    """Print a log's last lines, and what is added to it until interrupted."""
+def logs(name: str, process: str, count: int, *, follow: bool, json: bool = False) -> int:
+    """Print a log's last lines, and what is added to it until interrupted.
+
+    json: as JSON lines (`operate.logs.json_line`), empty ones left out.
+    """
     home = Home(name)
     known = sorted(path.stem for path in home.log("").parent.glob("*.log"))
     if process not in known:
@@ -48,9 +51,15 @@ def logs(name: str, process: str, count: int, *, follow: bool) -> int:
     tail = logging.Tail(log, from_end=True)
     with contextlib.closing(tail):
         for line in logging.last_lines(log, count):
-            _print(masking.text(line))
+            if line or not json:
+                _print(logging.json_line(line) if json else masking.text(line))
+        lines = logging.Lines()
         while follow:
-            sys.stdout.write(masking.text(tail.read()))
+            added = tail.read()
+            if json:
+                whole = lines.add(added, restarted=tail.restarted)
+                added = "".join(f"{logging.json_line(line)}\n" for line in whole if line)
+            sys.stdout.write(added if json else masking.text(added))
             sys.stdout.flush()
             time.sleep(_FOLLOW_S)
     return 0

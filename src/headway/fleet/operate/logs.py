@@ -1,9 +1,12 @@
 """Logs of engines: their last lines, and what is added to them."""
 
+import json
 import os
 from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Final
+
+from headway import masking
 
 WHOLE_BYTES: Final = 2**22
 """More than an engine says while it starts."""
@@ -32,6 +35,30 @@ def last_lines(path: Path, count: int) -> list[str]:
     with path.open("rb") as file:
         kept = deque(file, maxlen=count)
     return [line.decode("utf-8", "replace").rstrip("\r\n") for line in kept]
+
+
+def json_line(line: str) -> str:
+    """A line as JSON: an object as it is, else the `text` of one. Secrets are masked."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        value = {"text": line}
+    return json.dumps(masking.values(value))
+
+
+class Lines:
+    """Puts lines together from the pieces in which a `Tail` reads them."""
+
+    def __init__(self) -> None:
+        self._begun = ""
+
+    def add(self, text: str, *, restarted: bool) -> list[str]:
+        """Those that are complete now. restarted: the piece begins a new log."""
+        ended = [self._begun] if restarted and self._begun else []
+        *complete, self._begun = (text if restarted else self._begun + text).split("\n")
+        return [*ended, *complete]
 
 
 class Tail:
