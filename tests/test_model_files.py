@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from headway.models import hub as models_hub
 from headway.models.files import model_files
 from headway.models.hub import fetch_sizes
 
@@ -61,6 +62,23 @@ def test_what_a_hub_says_of_sizes_is_fetched_and_found(hub):
     assert model_files("org/model", environ) is None
     fetch_sizes("org/model", environ)
     assert model_files("org/model", environ) == (CONFIG, 7)
+
+
+@pytest.mark.parametrize(("offline", "asks"), [("0", 1), ("1", 0)])
+def test_the_hub_is_asked_where_nothing_is_here(monkeypatch, tmp_path, offline, asks):
+    def fetch(model, environ):
+        folder = tmp_path / "models--org--model" / "snapshots" / "main"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+
+    monkeypatch.setattr(models_hub, "fetch_sizes", fetch)
+    environ, said = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": offline}, []
+    for _ in range(2):
+        found = models_hub.asked_files("org/model", environ, said.append)
+        assert found == ((CONFIG, None) if asks else None)
+    assert said == ["asking the hub how large org/model is"] * asks
+    assert models_hub.asked_files("./none", environ, said.append) is None
+    assert len(said) == asks
 
 
 @pytest.mark.process

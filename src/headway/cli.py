@@ -106,52 +106,49 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"headway {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="start an engine: vLLM with headway's scheduler",
-        prog="headway serve",
-        usage="headway serve [MODEL] [options] [any vLLM flag]",
-        description=_SERVE,
-        epilog=_POLICIES + "\n" + _EXAMPLES,
-        formatter_class=layout,
-        allow_abbrev=False,
+    _add_serve(
+        commands.add_parser(
+            "serve",
+            help="start an engine: vLLM with headway's scheduler",
+            prog="headway serve",
+            usage="headway serve [MODEL] [options] [any vLLM flag]",
+            description=_SERVE,
+            epilog=_POLICIES + "\n" + _EXAMPLES,
+            formatter_class=layout,
+            allow_abbrev=False,
+        )
     )
-    serve.add_argument("--model", metavar="MODEL", help="the same as MODEL")
-    serve.add_argument(
+    route.add_flags(
+        commands.add_parser(
+            "route",
+            help="start a router in front of engines",
+            prog="headway route",
+            description=route.DESCRIPTION,
+            epilog=route.EXAMPLES,
+            formatter_class=layout,
+            allow_abbrev=False,
+        )
+    )
+    fleet.add_commands(commands)
+    completion.add_command(commands)
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="MODEL", help="the same as MODEL")
+    parser.add_argument(
         "--emulate",
         metavar="GPU",
         help=f"run on GPUs that aren't there: {', '.join(GPU_BY_NAME)}; or JSON such as "
         f'{{"gpu": "h100-sxm", "slow": 4}} (default: ${emulation.VARIABLE})',
     )
-    _add_batching(serve.add_argument_group("batching"))
-    serve.add_argument(
+    _add_batching(parser.add_argument_group("batching"))
+    parser.add_argument(
         "--additional-config",
         metavar="JSON",
         default="{}",
         help='vLLM\'s flag; its key "headway" may hold the settings above, which win over it',
     )
-    router = commands.add_parser(
-        "route",
-        help="start a router in front of engines",
-        prog="headway route",
-        description=route.DESCRIPTION,
-        epilog=route.EXAMPLES,
-        formatter_class=layout,
-        allow_abbrev=False,
-    )
-    route.add_flags(router)
-    fleet.add_commands(commands)
-    shell = commands.add_parser(
-        "completion",
-        help="write a script with which a shell completes this command line",
-        prog="headway completion",
-        description="Writes a script with which a shell completes headway's commands and flags.",
-        epilog=completion.EXAMPLES,
-        formatter_class=layout,
-        allow_abbrev=False,
-    )
-    shell.add_argument("shell", choices=completion.SHELLS, help="which shell")
-    return parser
 
 
 def _add_batching(group: "argparse._ArgumentGroup") -> None:

@@ -6,12 +6,12 @@ They are made from the command line's own description, and nothing of headway ru
 import argparse
 import importlib.util
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from headway.core.errors import HeadwayError
 
 SHELLS: Final = ("bash", "zsh", "fish")
-EXAMPLES: Final = """\
+_EXAMPLES: Final = """\
 for this shell alone:
   bash   eval "$(headway completion bash)"
   zsh    eval "$(headway completion zsh)"
@@ -28,6 +28,20 @@ _PART: Final = "shtab"
 
 class MissingPartError(HeadwayError):
     """What writes the scripts isn't installed."""
+
+
+def add_command(commands: Any) -> None:
+    """Declare it. commands: what `add_subparsers` made."""
+    parser = commands.add_parser(
+        "completion",
+        help="write a script with which a shell completes this command line",
+        prog="headway completion",
+        description="Writes a script with which a shell completes headway's commands and flags.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=SHELLS, help="which shell")
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:

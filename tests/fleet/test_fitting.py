@@ -11,6 +11,7 @@ from headway.config import ConfigError
 from headway.core.errors import HeadwayError
 from headway.fleet import up
 from headway.fleet.doctor import doctor
+from headway.models import hub
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def on(monkeypatch, tmp_path):
 
     def put(machine):
         monkeypatch.setattr(up.hardware, "detect", lambda: machine)
-        monkeypatch.setattr(up, "fetch_sizes", lambda model, environ: None)
+        monkeypatch.setattr(hub, "fetch_sizes", lambda model, environ: None)
         monkeypatch.setattr(up.launch, "cpu_build", lambda: machine.cpu)
         monkeypatch.setattr(doctor.installation, "examine", lambda splits: iter(()))
 

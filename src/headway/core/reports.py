@@ -57,7 +57,8 @@ class PlannedProcess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEngine:
     """An engine that would be started. model: null for the bundled one. url, side_port: where it
-    would listen, for requests and for KV. devices: GPUs or CPU cores; none where Ray chooses.
+    would listen, for requests and for KV. devices: GPUs or CPU cores; none where Ray chooses and
+    where they are emulated. emulated: by what, else empty.
     """
 
     name: str
@@ -68,6 +69,7 @@ class PlannedEngine:
     side_port: int
     devices: tuple[int, ...]
     process: PlannedProcess
+    emulated: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -246,9 +246,10 @@ def _end_or_reload(arguments: argparse.Namespace, name: str, say: Say) -> int:
     return commands.down(name, say, force=arguments.force)
 
 
-def _render(arguments: argparse.Namespace, _say: Say) -> int:
+def _render(arguments: argparse.Namespace, say: Say) -> int:
     from headway.fleet.kubernetes import kubernetes  # noqa: PLC0415
     from headway.fleet.plan import machine, plan  # noqa: PLC0415
+    from headway.models.hub import asked_files  # noqa: PLC0415
 
     given = {
         key: value
@@ -256,6 +257,9 @@ def _render(arguments: argparse.Namespace, _say: Say) -> int:
         if (value := getattr(arguments, key)) is not None
     }
     config = plan.load(_file(arguments.file), machine.detect())
+    for pool in config.pools:
+        if pool.model and not pool.kubernetes.memory_gib:
+            asked_files(pool.model, {**os.environ, **pool.env}, say)
     print(kubernetes.render(config, kubernetes.RenderOptions(**given)), end="")  # noqa: T201
     return 0
 

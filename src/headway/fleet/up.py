@@ -40,8 +40,7 @@ from headway.fleet.supervise.engines import Making
 from headway.fleet.supervise.router_link import command as router_command
 from headway.models import bundled, known, named
 from headway.models.files import ModelFiles, model_files
-from headway.models.hub import fetch_sizes
-from headway.models.named import is_hub_name
+from headway.models.hub import asked_files
 
 _NO_FILE: Final = "(no file)"
 _DEFAULT: Final = "default"
@@ -153,12 +152,7 @@ def _files(model: str | None, machine: Machine, say: Say) -> ModelFiles | None:
     """What is known of a model of the user's own; on GPUs, where it counts, the hub is asked."""
     if model is None:
         return None
-    found = model_files(model, os.environ)
-    if found is None and not machine.cpu and is_hub_name(model):
-        say(f"asking the hub how large {model} is")
-        fetch_sizes(model, os.environ)
-        found = model_files(model, os.environ)
-    return found
+    return model_files(model, os.environ) if machine.cpu else asked_files(model, os.environ, say)
 
 
 class Watch:

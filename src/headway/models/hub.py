@@ -4,10 +4,10 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from headway.models.files import CONFIG, INDEXES
+from headway.models.files import CONFIG, INDEXES, ModelFiles, model_files
 from headway.models.named import is_hub_name, offline
 
 _TIMEOUT_S: Final = 10.0
@@ -17,6 +17,18 @@ from huggingface_hub import hf_hub_download
 for name in sys.argv[2:]:
     hf_hub_download(sys.argv[1], name)
 """
+
+
+def asked_files(
+    model: str, environ: Mapping[str, str], say: Callable[[str], None]
+) -> ModelFiles | None:
+    """As `model_files`, the hub asked where nothing is here. say: told that it is."""
+    found = model_files(model, environ)
+    if found is None and is_hub_name(model) and not offline(environ):
+        say(f"asking the hub how large {model} is")
+        fetch_sizes(model, environ)
+        found = model_files(model, environ)
+    return found
 
 
 def fetch_sizes(model: str, environ: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.fleet.running import Fleet, Traffic, eventually, lives
 
 from headway import processes
+from headway.core.errors import NOT_FOUND
 from headway.fleet.errors import FleetError
 
 pytest.importorskip("uvloop", reason="the router runs on it")
@@ -386,8 +387,10 @@ def test_a_drained_engine_gets_nothing_new_until_it_is_undrained(fleet):
     assert running.engine("all-0")["state"] == "draining"
     running.ask("undrain", engine="all-0")
     eventually(lambda: running.post() == (200, "all-0"))
-    with pytest.raises(FleetError, match="no engine 'x' in this fleet; there are: all-0, all-1"):
+    there = "there are: all-0, all-1"
+    with pytest.raises(FleetError, match=f"no engine 'x' in this fleet; {there}") as refused:
         running.ask("drain", engine="x")
+    assert refused.value.exit_status == NOT_FOUND
 
 
 def test_a_rolling_restart_of_two_fails_no_request(fleet):
@@ -449,8 +452,9 @@ def test_scaling_adds_and_drains_engines_while_requests_go_on(fleet):
         eventually(lambda: len(running.status()["engines"]) == 1)
         eventually(lambda: not [pid for pid in leaving if lives(pid)])
     assert traffic.failures() == []
-    with pytest.raises(FleetError, match="no pool 'x' is started here; there are: all"):
+    with pytest.raises(FleetError, match="no pool 'x' is started here; there are: all") as refused:
         running.ask("scale", pool="x", replicas=2)
+    assert refused.value.exit_status == NOT_FOUND
     with pytest.raises(FleetError, match="at least one"):
         running.ask("scale", pool="all", replicas=0)
 

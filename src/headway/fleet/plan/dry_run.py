@@ -9,7 +9,7 @@ from headway.core.reports import DryRunReport, PlannedEngine, PlannedProcess
 from headway.engine.start.command import EngineCommand
 from headway.fleet.plan import router_file
 from headway.fleet.plan.engine_command import core_list
-from headway.fleet.plan.spec import Address, FleetSpec
+from headway.fleet.plan.spec import Address, FleetSpec, emulated
 
 
 def report(
@@ -36,6 +36,7 @@ def report(
                 side_port=addresses[engine.name].side_port,
                 devices=engine.devices,
                 process=_process(commands[engine.name], environ),
+                emulated=emulated(engine),
             )
             for engine in fleet.engines
         ),
