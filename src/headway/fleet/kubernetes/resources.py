@@ -35,8 +35,7 @@ class PodResources:
         """As a container has it. Memory and, beside GPUs, cores have no limit: an engine would end
         at the one, and stall at the other.
         """
-        cpus = self.cpus if self.cpus % 1 else int(self.cpus)
-        cores = f"{math.ceil(cpus * 1000)}m" if isinstance(cpus, float) else cpus
+        cores = f"{math.ceil(self.cpus * 1000)}m" if self.cpus % 1 else int(self.cpus)
         limits = {"nvidia.com/gpu": self.gpus} if self.gpus else {"cpu": cores}
         return {"requests": {"cpu": cores, "memory": _quantity(self.memory_gib)}, "limits": limits}
 
