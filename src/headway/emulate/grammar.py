@@ -26,9 +26,9 @@ class Grammar:
     def __init__(self, words: Sequence[int], vocabulary: Mapping[str, int], size: int) -> None:
         """vocabulary: tokens and their ids. size: of the model's."""
         known = {token: number for token, number in vocabulary.items() if number < size}
-        self._words = np.zeros(size, dtype=bool)
+        self._words: Any = np.zeros(size, dtype=bool)
         self._words[list(words)] = True
-        self._blank = np.zeros(size, dtype=bool)
+        self._blank: Any = np.zeros(size, dtype=bool)
         self._blank[[i for token, i in known.items() if _BLANK.fullmatch(token)]] = True
         self._endings = [known[ending] for ending in _ENDINGS if ending in known]
 

@@ -61,7 +61,7 @@ class Sampler:
         if not asked:
             return None
         others = max(self._size if count < 0 else count for count in asked)
-        tokens = np.zeros((len(sampled), 1 + others), dtype=np.int32)
+        tokens: Any = np.zeros((len(sampled), 1 + others), dtype=np.int32)
         words = np.asarray(self._words, dtype=np.int32)
         for row, chosen in enumerate(sampled):
             if chosen:
