@@ -183,6 +183,7 @@ def test_certificate_and_key_are_tried_before_they_are_used(pem, cert, key, wron
         assert parsed.files == (path, pem / cert, pem / key)
 
 
+@pytest.mark.process  # openssl makes the certificates
 @pytest.mark.parametrize(
     ("files", "wrong"),
     [
