@@ -20,9 +20,10 @@ from headway.bench.report import document as report
 from headway.bench.report.document import Goal
 from headway.core.hardware.gpu import GPU_BY_NAME
 from headway.core.hardware.kernels import Roofline
-from headway.core.hardware.shape import ModelShape
+from headway.core.hardware.shape import model_shape
 from headway.core.hardware.step import Calibration, Prefill, StepTimes
 from headway.gpus import CALIBRATIONS, kernels
+from headway.models.known import CONFIG_BY_NAME
 
 DATA: Final = Path(__file__).parent / "data" / "llama70b_fp8_vllm.csv"
 STEP_TOKENS: Final = 8_192
@@ -31,17 +32,10 @@ MEAN: Final = 0.05
 WORST: Final = 0.15
 JUDGED: Final = ("h100-sxm", "h200-sxm")
 """GPUs that the targets name; B200's tables are faulty at few tokens."""
-LLAMA_70B: Final = ModelShape(
-    name="Llama-3.3-70B fp8",
-    layers=80,
-    hidden=8_192,
-    mlp=28_672,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    vocabulary=128_256,
-    weight_dtype="fp8",
+LLAMA_70B: Final = model_shape(
+    CONFIG_BY_NAME["llama-3.1-70b"], name="Llama-3.3-70B fp8", quantized="fp8"
 )
+"""Both releases have the same dimensions."""
 
 
 @dataclass(frozen=True, slots=True)

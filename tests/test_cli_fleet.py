@@ -259,10 +259,8 @@ def test_a_log_is_json_lines_for_programs(log, capsys):
     assert not err
 
 
-def test_followed_json_lines_are_whole_however_the_log_grows(log, capsys, monkeypatch):
-    log.write_text("")
-    pieces = iter([*(("a", MIXED[at : at + 7]) for at in range(0, len(MIXED), 7)), ("a", "half")])
-    steps = iter([*pieces, ("w", '{"new": '), ("a", "1}\n")])
+def growing(log, steps):
+    """A sleep in which the log grows by a step ("a"), or is put aside and begun anew ("w")."""
 
     def sleep(_s):
         mode, text = next(steps, (None, None))
@@ -273,7 +271,15 @@ def test_followed_json_lines_are_whole_however_the_log_grows(log, capsys, monkey
         with log.open(mode) as file:
             file.write(text)
 
-    monkeypatch.setattr(commands.time, "sleep", sleep)
+    return sleep
+
+
+def test_followed_json_lines_are_whole_however_the_log_grows(log, capsys, monkeypatch):
+    log.write_text("")
+    pieces = iter([*(("a", MIXED[at : at + 7]) for at in range(0, len(MIXED), 7)), ("a", "half")])
+    steps = iter([*pieces, ("w", '{"new": '), ("a", "1}\n")])
+
+    monkeypatch.setattr(commands.time, "sleep", growing(log, steps))
     assert run("logs", "a-0", "-n", "0", "-f", "--json") == 130
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert told == [*AS_JSON, {"text": "half"}, {"new": 1}]
@@ -283,16 +289,7 @@ def test_a_log_is_followed_into_its_next_run(log, capsys, monkeypatch):
     """As the engine restarts: its log is put aside and begun anew."""
     steps = iter([("a", "more\n"), ("w", "a new run\n")])
 
-    def sleep(_s):
-        mode, text = next(steps, (None, None))
-        if mode is None:
-            raise KeyboardInterrupt
-        if mode == "w":
-            log.rename(log.with_suffix(".log.1"))
-        with log.open(mode) as file:
-            file.write(text)
-
-    monkeypatch.setattr(commands.time, "sleep", sleep)
+    monkeypatch.setattr(commands.time, "sleep", growing(log, steps))
     assert run("logs", "a-0", "-n", "1", "-f") == 130
     assert capsys.readouterr().out == "line 99\nmore\na new run\n"
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.router.raw_client import pieces
 
 from headway.router.openai import AnswerError, Usage
+from headway.router.openai.request import TRANSFER_FIELDS
 from headway.router.openai.stream import Opening, StreamCleaner, StreamTap
 
 USAGE = '"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}'
@@ -251,6 +252,21 @@ def test_cached_tokens_of_a_stream_are_the_prefill_engines():
     data = b"data: " + json.dumps({"usage": usage}).encode() + b"\n\n"
     seen = StreamCleaner(cached_tokens=2).feed(data)
     assert json.loads(seen[6:])["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+
+
+@pytest.mark.parametrize("name", [*TRANSFER_FIELDS, "cached_tokens", "cache_read_input_tokens"])
+def test_whatever_is_cleaned_is_found(name):
+    """An event is looked at for parts of these names only."""
+    usage = {"prompt_tokens": 9, "input_tokens": 9, "cache_read_input_tokens": 20}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 20}}
+    value = {name: {"a": 1}} if name in TRANSFER_FIELDS else {"usage": usage}
+    data = b"data: " + json.dumps(value).encode() + b"\n\n"
+    assert StreamCleaner(cached_tokens=2).feed(data) not in {b"", data}
+
+
+def test_what_only_looks_like_a_count_passes():
+    for event in (b'data: "cache\n\n', b'data: {"text": "say \\"cached_tokens\\""}\n\n'):
+        assert StreamCleaner(cached_tokens=2).feed(event) == event
 
 
 def test_what_cannot_be_cleaned_is_refused():

@@ -310,6 +310,17 @@ async def test_the_answer_is_decodes_alone(stream):
     await check()
 
 
+def prefilled(engine, known):
+    """A prefill engine's script: it says that so many tokens were cached, or nothing of them."""
+
+    async def prefills(request, seen):
+        more = {} if known is None else {"remote_prefill_cached_tokens": known}
+        params = handoff(engine) | more
+        answer(request, {"usage": usage(5, 1), "kv_transfer_params": params})
+
+    return prefills
+
+
 @pytest.mark.parametrize("known", [None, 3])
 @on_loop
 async def test_the_handoff_is_no_cache_hit(known):
@@ -317,15 +328,10 @@ async def test_the_handoff_is_no_cache_hit(known):
 
     @split
     async def check(s):
-        async def prefills(request, seen):
-            more = {} if known is None else {"remote_prefill_cached_tokens": known}
-            params = handoff(s.prefill) | more
-            answer(request, {"usage": usage(5, 1), "kv_transfer_params": params})
-
         async def decodes(request, seen):
             answer(request, chat(seen) | {"usage": usage(5, 4, cached=99)})
 
-        s.prefill.script, s.decode.script = prefills, decodes
+        s.prefill.script, s.decode.script = prefilled(s.prefill, known), decodes
         told = (await s.post(CHAT, body_for(CHAT))).json()["usage"]
         assert told["prompt_tokens_details"]["cached_tokens"] == (5 if known is None else known)
 
@@ -459,11 +465,6 @@ async def test_the_handoff_is_no_cache_hit_in_a_stream_either(known, together):
 
     @split
     async def check(s):
-        async def prefills(request, seen):
-            more = {} if known is None else {"remote_prefill_cached_tokens": known}
-            params = handoff(s.prefill) | more
-            answer(request, {"usage": usage(5, 1), "kv_transfer_params": params})
-
         async def decodes(request, seen):
             *first, _ = events(seen)
             last = [event(chunk(seen, []) | {"usage": usage(5, 4, cached=99)}), b"data: [DONE]\n\n"]
@@ -474,7 +475,7 @@ async def test_the_handoff_is_no_cache_hit_in_a_stream_either(known, together):
                 await asyncio.sleep(0)
             request.finish()
 
-        s.prefill.script, s.decode.script = prefills, decodes
+        s.prefill.script, s.decode.script = prefilled(s.prefill, known), decodes
         got = await s.post(CHAT, body_for(CHAT, stream=True))
         lines = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
         told = json.loads(lines[-1])["usage"]

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any, Final
 
 from headway.router.openai.answers import AnswerError, Usage, clean, dump_answer, usage_of
-from headway.router.openai.request import TRANSFER_FIELDS
 from headway.router.wire.errors import Kind
 from headway.router.wire.fast_path import NO_ENDING, Passing
 
@@ -37,6 +36,10 @@ _OPEN_STARTS: Final = (*_ERROR_STARTS, b"\r\n")
 _WHOLE_EVENT: Final = re.compile(rb".+?\n\r?\n", re.DOTALL)
 _OPENING_BYTES: Final = 65_536
 _MESSAGE_END: Final = re.compile(rb"\nevent:\s*message_stop\r?\n")
+_HANDOFF: Final = b'_transfer_params"'
+"""How the names of TRANSFER_FIELDS end, and none but them."""
+_CACHE: Final = b'"cache'
+"""How the names of counts of cached tokens begin. Two scans an event, as there is one a token."""
 
 # Events that vLLM sends before there is a token: response.created, response.in_progress.
 _PREAMBLE: Final = {"responses": 2}
@@ -189,10 +192,6 @@ class StreamCleaner:
         self._cached_tokens = cached_tokens
         self._limit = limit
         self._held = bytearray()
-        self._marks = (
-            *(f'"{name}"'.encode() for name in TRANSFER_FIELDS),
-            *(b'"cached_tokens"', b'"cache_read_input_tokens"'),
-        )
 
     def feed(self, data: bytes) -> bytes:
         """Bytes that came; returns those that may pass now, perhaps none.
@@ -213,7 +212,7 @@ class StreamCleaner:
         return self._cleaned(whole)
 
     def _cleaned(self, events: bytes) -> bytes:
-        if not any(mark in events for mark in self._marks):
+        if _HANDOFF not in events and _CACHE not in events:
             return events
         return b"".join(
             self._line(line) if line.startswith(b"data:") else line
@@ -221,11 +220,13 @@ class StreamCleaner:
         )
 
     def _line(self, line: bytes) -> bytes:
-        if not any(mark in line for mark in self._marks):
+        if _HANDOFF not in line and _CACHE not in line:
             return line
         try:
             fields: Any = json.loads(line[5:])
         except (ValueError, RecursionError) as error:
+            if _HANDOFF not in line:
+                return line
             raise AnswerError(
                 "an event of the stream isn't JSON, so it can't be cleaned"
             ) from error

@@ -43,7 +43,7 @@ class Call:
     """A request on its way and its answer.
 
     status, headers (without Content-Length), length (which it says, bytes; None where it isn't
-    said), head_at_s (monotonic): valid once `UpstreamPool.send` has returned.
+    said): valid once `UpstreamPool.send` has returned.
     on_reused: the connection had carried a call before.
     """
 
@@ -67,7 +67,6 @@ class Call:
         "_total_by_s",
         "_upload",
         "_write_chunk",
-        "head_at_s",
         "headers",
         "length",
         "limit_bytes",
@@ -84,7 +83,6 @@ class Call:
         self.status = 0
         self.headers: tuple[Field, ...] = ()
         self.length: int | None = None
-        self.head_at_s = 0.0
         self._came_s = loop.time()
         self.streaming = False  # bytes of the body have come
         self.limit_bytes = HOLD_BYTES
@@ -206,7 +204,6 @@ class Call:
         self.status = status
         self.headers = headers
         self.length = length
-        self.head_at_s = monotonic()
         if not self._head.done():
             self._head.set_result(None)
 
