@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 
@@ -139,6 +140,21 @@ def test_what_is_risky_or_without_effect_is_a_warning(text, words):
     assert len(found) == len(words)
     assert all(word in warning for word, warning in zip(words, found, strict=True))
     assert config.explain(parsed).count("warning: ") == len(words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--x", "1", "--y", '{"a": {"password": "s3cret"}}'], ["--y"]),
+        (["--x.password=s3cret", "--y=http://me:s3cret@h"], ["--x.password", "--y"]),
+        (["--max-num-seqs", "9"], []),
+    ],
+)
+def test_a_flag_that_tells_a_secret_is_a_warning_which_does_not_tell_it(flags, names):
+    parsed = config.parse(f'[[pool]]\nname = "p"\nflags = {json.dumps(flags)}\n', starts=True)
+    found = config.warnings(parsed)
+    assert [warning.split()[0] for warning in found] == names
+    assert "s3cret" not in "".join(found)
 
 
 @pytest.fixture(scope="module")

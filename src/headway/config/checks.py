@@ -194,8 +194,8 @@ class EngineUrl:
             raise bad(f"{shown(value)} is not a URL in quotes; {right}")
         match = _URL.fullmatch(value)
         if not match:
-            # A password in a URL is not repeated.
-            said = "the URL" if "@" in value else shown(value)
+            # A password or a key in a URL is not repeated.
+            said = "the URL" if "@" in value or "?" in value else shown(value)
             raise bad(f"{said} {_url_problem(value)}; {right}")
         host, port = match[2].strip("[]").lower(), int(match[3])
         if not 0 < port < 65536:

@@ -110,11 +110,11 @@ class VllmFlag:
         name = (whole.split() or [""])[0] if whole.startswith("-") else whole
         if name.startswith("--"):
             name = name.replace("_", "-")
-        owned = _FLAGS_OF_THE_FLEET.get(name.partition(".")[0])
-        if owned:  # first of all: the value may be a key
-            raise bad(f"{name} {owned}")
+        problem = _flag_problem(name.partition(".")[0])
+        if problem:  # first of all: the value may be a key
+            raise bad(f"{name} {problem}")
         if whole.startswith("-") and any(letter.isspace() for letter in whole):
-            raise bad(f'{shown(value)} is more than one word; use "--flag", "value"')
+            raise bad(f'{name} and what follows is more than one word; use "--flag", "value"')
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -173,6 +173,17 @@ class EmulatedGpu:
             },
         }
         return {"anyOf": [names, table]}
+
+
+def _flag_problem(name: str) -> str | None:
+    """Why a flag isn't a file's to set. vLLM takes what a flag begins with for the whole."""
+    if name in _FLAGS_OF_THE_FLEET:
+        return _FLAGS_OF_THE_FLEET[name]
+    if name.startswith("--") and name != "--":
+        for flag, problem in _FLAGS_OF_THE_FLEET.items():
+            if flag.startswith(name):
+                return f"may stand for {flag}, which {problem}"
+    return None
 
 
 def _variable_problem(name: str, content: object) -> str | None:

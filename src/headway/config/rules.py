@@ -1,8 +1,10 @@
 """Rules that more than one setting has a part in, and warnings about what is allowed but risky."""
 
 import ipaddress
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from headway import masking
 from headway.config.checks import EngineAddress
 from headway.config.clients import EVERYONE
 from headway.config.model import Config, Router
@@ -102,7 +104,23 @@ def warnings(config: Config) -> tuple[str, ...]:
             for name in router.clients
             if name not in known
         ]
+    found += [
+        f'{flag} of pool "{pool.name}" holds what looks like a secret, which everybody sees in '
+        "`ps` and in manifests; if what reads it takes a variable, set that in [pool.env]"
+        for pool in config.pools
+        for flag in _telling_flags(pool.flags)
+    ]
     return tuple(found)
+
+
+def _telling_flags(flags: Sequence[str]) -> Iterator[str]:
+    """The names of those whose values aren't to be shown."""
+    name = ""
+    for word, shown in zip(flags, masking.words(flags), strict=True):
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+        if word != shown:
+            yield name
 
 
 def _distinct(pools: Pools, problems: Problems) -> None:

@@ -247,6 +247,7 @@ def _end_or_reload(arguments: argparse.Namespace, name: str, say: Say) -> int:
 
 
 def _render(arguments: argparse.Namespace, say: Say) -> int:
+    from headway import config as settings  # noqa: PLC0415
     from headway.fleet.kubernetes import kubernetes  # noqa: PLC0415
     from headway.fleet.plan import machine, plan  # noqa: PLC0415
     from headway.models.hub import asked_files  # noqa: PLC0415
@@ -257,6 +258,8 @@ def _render(arguments: argparse.Namespace, say: Say) -> int:
         if (value := getattr(arguments, key)) is not None
     }
     config = plan.load(_file(arguments.file), machine.detect())
+    for warning in settings.warnings(config):
+        say(f"warning: {warning}")
     for pool in config.pools:
         if pool.model and not pool.kubernetes.memory_gib:
             asked_files(pool.model, {**os.environ, **pool.env}, say)

@@ -74,6 +74,8 @@ def up(wish: UpWish, say: Say, *, dry_run: bool, json: bool = False) -> int:
     say(f"{wish.path or 'no headway.toml; what suits this machine'}: {_summary(fleet)}")
     for told in memory.of_pools(fleet, machine, os.environ):
         say(told.said)
+    for warning in settings.warnings(fleet.config):
+        say(f"warning: {warning}")
     if dry_run:
         report = _dry(fleet, machine)
         print(written(report) if json else dryrun.text(report))  # noqa: T201  what was asked for
@@ -81,8 +83,6 @@ def up(wish: UpWish, say: Say, *, dry_run: bool, json: bool = False) -> int:
     for engine in fleet.engines:  # a wrong setting shows before anything starts
         command = _command(machine, engine, _somewhere())
         launch.check(dataclasses.replace(command, url=None), cpu=machine.cpu)
-    for warning in settings.warnings(fleet.config):
-        say(f"warning: {warning}")
     home = Home(fleet.name)
     shown = display(sys.stderr, say)
     watch = Watch(fleet, machine, home, shown)

@@ -426,10 +426,10 @@ def test_prometheus_has_a_key_for_the_router_where_clients_need_one(keys):
 
 
 def test_words_of_the_file_reach_the_engine_as_they_are():
-    text = ONE + 'flags = ["--a=$(HOME)", "$$"]\n[pool.env]\nA = "$(B)$C"\n'
+    text = ONE + 'flags = ["--x=$(HOME)", "$$"]\n[pool.env]\nA = "$(B)$C"\n'
     _, manifests = rendered(text)
     found = engine(manifests)
-    assert found["command"][-2:] == ["--a=$$(HOME)", "$$$$"]
+    assert found["command"][-2:] == ["--x=$$(HOME)", "$$$$"]
     assert values(found)["A"] == "$$(B)$$C"
 
 
@@ -468,6 +468,31 @@ tls.ca = "/engines/ca.pem"
     for found, variable in ((container(router), "ENGINE_KEY"), (engine(manifests), "VLLM_API_KEY")):
         (key,) = [each for each in found["env"] if each["name"] == variable]
         assert key["valueFrom"]["secretKeyRef"]["name"] == "headway-engine-key"
+    for manifest in manifests:
+        check(manifest)
+
+
+def test_what_is_secret_in_the_engines_environment_comes_from_a_secret():
+    """Whoever may read a StatefulSet would read it."""
+    variables = {
+        "HF_TOKEN": "s3cret",
+        "VLLM_API_KEY": "s3cret",
+        "LMCACHE_URL": "redis://:s3cret@h:1",
+        "HF_HOME": "/m",
+    }
+    env = "".join(f'{name} = "{value}"\n' for name, value in variables.items())
+    key = '[router.keys]\nengine_key_env = "ENGINE_KEY"\n'
+    written, manifests = rendered(f"{key}{ONE}[pool.env]\n{env}")
+    assert "s3cret" not in written
+    listed = engine(manifests)["env"]
+    found = {each["name"]: each for each in listed}
+    assert len(found) == len(listed), "each once"
+    assert found["HF_HOME"]["value"] == "/m"
+    head = written.partition("---")[0]
+    for name in ("HF_TOKEN", "VLLM_API_KEY", "LMCACHE_URL"):
+        reference = {"name": "headway-env", "key": f"all.{name}"}
+        assert found[name]["valueFrom"] == {"secretKeyRef": reference}
+        assert f'--from-literal=all.{name}="${name}"' in head
     for manifest in manifests:
         check(manifest)
 

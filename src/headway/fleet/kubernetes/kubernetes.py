@@ -237,6 +237,15 @@ def _head(
     if router.keys.engine_key_env:
         value = f'--from-literal=key="${router.keys.engine_key_env}"'
         lines.append(f"First: kubectl create secret generic {fleet}-engine-key {value}")
+    hidden = [
+        f'--from-literal={pool.engine.pool}.{name}="${name}"'
+        for pool in pools
+        for name in pods.secret_variables(pool.engine)
+    ]
+    if hidden:
+        made = f"kubectl create secret generic {pods.env_secret(fleet)} {' '.join(hidden)}"
+        lines.append(f"First: {made}")
+        lines.append("(what looks secret in [pool.env]; the values aren't written here)")
     if config.keys:
         value = '--from-literal=key="$METRICS_KEY"'
         lines.append(f"First: kubectl create secret generic {metrics_secret(fleet)} {value}")

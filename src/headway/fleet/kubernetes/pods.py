@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headway import masking
 from headway.fleet.kubernetes.resources import PodResources
 from headway.fleet.plan import vllm_flags
 from headway.fleet.plan.engine_command import engine_command, transfers
@@ -203,17 +204,33 @@ def _environment(shape: Shape, spec: EngineSpec) -> list[Manifest]:
         plain["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(SIDE_PORT)
         pod_ip.append("VLLM_NIXL_SIDE_CHANNEL_HOST")
     plain |= {name: _literal(value)[0] for name, value in spec.env.items()}
-    listed: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
+    hidden = secret_variables(spec)
+    listed: list[Manifest] = [
+        _secret(name, env_secret(shape.fleet), f"{spec.pool}.{name}")
+        if name in hidden
+        else {"name": name, "value": value}
+        for name, value in plain.items()
+    ]
     listed += [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         for name in pod_ip
         if name not in plain
     ]
-    if shape.engine_key_env:
+    if shape.engine_key_env and "VLLM_API_KEY" not in plain:
         listed.append(_secret("VLLM_API_KEY", f"{shape.fleet}-engine-key", "key"))
     if "HF_TOKEN" not in plain:
         listed.append(_secret("HF_TOKEN", f"{shape.fleet}-hub", "token", optional=True))
     return listed
+
+
+def env_secret(fleet: str) -> str:
+    """The Secret with what is secret in the pools' [pool.env], as `POOL.VARIABLE`."""
+    return f"{fleet}-env"
+
+
+def secret_variables(spec: EngineSpec) -> tuple[str, ...]:
+    """The names of the variables that aren't written into manifests, which many may read."""
+    return tuple(name for name, value in spec.env.items() if masking.variable(name, value) != value)
 
 
 def _secret(variable: str, secret: str, key: str, *, optional: bool = False) -> Manifest:
