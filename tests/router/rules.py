@@ -120,3 +120,34 @@ async def routing(config, *, ready=None, limits=None):
     finally:
         await router.server.close(0.0)
         await router.service.stop()
+
+
+class Split:
+    """A prefill engine, a decode engine, and a client of the router before them."""
+
+    def __init__(self, prefill, decode, router, client):
+        self.prefill = prefill
+        self.decode = decode
+        self.router = router
+        self.client = client
+
+    async def post(self, path, body, **headers):
+        fields = {"content-type": "application/json", **headers}
+        return await self.client.post(path, content=body, headers=fields)
+
+    def handoffs(self, name):
+        return self.router.metric("handoffs_total", event=name)
+
+
+def split(test):
+    """Runs the test with a `Split`."""
+
+    async def run(*args, **kwargs):
+        async with (
+            engines(2) as [prefill, decode],
+            routing(flags(prefill=[prefill], decode=[decode])) as router,
+            router.client() as client,
+        ):
+            await test(Split(prefill, decode, router, client), *args, **kwargs)
+
+    return run

@@ -1,59 +1,24 @@
 """ROUTER_RULES 5 to 13, 17, 18 and 27: the two legs of a request and what goes between them."""
 
 import asyncio
-import gzip
 import json
 
 import pytest
-from tests.router.rules import engines, flags, on_loop, routing, until
+from tests.router.rules import engines, flags, on_loop, routing, split, until
 from tests.testing.vllm_answers import (
     BODIES,
     CHOICES,
     EVENTS,
-    WORDS,
     answer,
     body_for,
     chat,
-    chunk,
     error,
     event,
-    events,
     handoff,
     usage,
 )
 
 CHAT, TEXT, RESPONSES, MESSAGES = CHOICES
-
-
-class Split:
-    """A prefill engine, a decode engine, and a client of the router before them."""
-
-    def __init__(self, prefill, decode, router, client):
-        self.prefill = prefill
-        self.decode = decode
-        self.router = router
-        self.client = client
-
-    async def post(self, path, body, **headers):
-        fields = {"content-type": "application/json", **headers}
-        return await self.client.post(path, content=body, headers=fields)
-
-    def handoffs(self, name):
-        return self.router.metric("handoffs_total", event=name)
-
-
-def split(test):
-    """Runs the test with a `Split`."""
-
-    async def run(*args, **kwargs):
-        async with (
-            engines(2) as [prefill, decode],
-            routing(flags(prefill=[prefill], decode=[decode])) as router,
-            router.client() as client,
-        ):
-            await test(Split(prefill, decode, router, client), *args, **kwargs)
-
-    return run
 
 
 @pytest.mark.parametrize("given", [{}, {"max_tokens": None}, {"max_tokens": 77}])
@@ -310,17 +275,6 @@ async def test_the_answer_is_decodes_alone(stream):
     await check()
 
 
-def prefilled(engine, known):
-    """A prefill engine's script: it says that so many tokens were cached, or nothing of them."""
-
-    async def prefills(request, seen):
-        more = {} if known is None else {"remote_prefill_cached_tokens": known}
-        params = handoff(engine) | more
-        answer(request, {"usage": usage(5, 1), "kv_transfer_params": params})
-
-    return prefills
-
-
 @pytest.mark.parametrize("known", [None, 3])
 @on_loop
 async def test_the_handoff_is_no_cache_hit(known):
@@ -328,10 +282,15 @@ async def test_the_handoff_is_no_cache_hit(known):
 
     @split
     async def check(s):
+        async def prefills(request, seen):
+            more = {} if known is None else {"remote_prefill_cached_tokens": known}
+            params = handoff(s.prefill) | more
+            answer(request, {"usage": usage(5, 1), "kv_transfer_params": params})
+
         async def decodes(request, seen):
             answer(request, chat(seen) | {"usage": usage(5, 4, cached=99)})
 
-        s.prefill.script, s.decode.script = prefilled(s.prefill, known), decodes
+        s.prefill.script, s.decode.script = prefills, decodes
         told = (await s.post(CHAT, body_for(CHAT))).json()["usage"]
         assert told["prompt_tokens_details"]["cached_tokens"] == (5 if known is None else known)
 
@@ -455,98 +414,3 @@ async def test_events_of_a_responses_stream_pass_cleaned():
 
 def test_every_endpoint_that_generates_is_known():
     assert set(BODIES) == set(CHOICES) == {CHAT, TEXT, RESPONSES, MESSAGES}
-
-
-@pytest.mark.parametrize("known", [None, 3])
-@pytest.mark.parametrize("together", [False, True])
-@on_loop
-async def test_the_handoff_is_no_cache_hit_in_a_stream_either(known, together):
-    """Rule 17: as in an answer at once, whether usage comes by itself or with other events."""
-
-    @split
-    async def check(s):
-        async def decodes(request, seen):
-            *first, _ = events(seen)
-            last = [event(chunk(seen, []) | {"usage": usage(5, 4, cached=99)}), b"data: [DONE]\n\n"]
-            request.start(200, [EVENTS])
-            pieces = [b"".join([*first, *last])] if together else [*first, *last]
-            for piece in pieces:
-                request.write(piece)
-                await asyncio.sleep(0)
-            request.finish()
-
-        s.prefill.script, s.decode.script = prefilled(s.prefill, known), decodes
-        got = await s.post(CHAT, body_for(CHAT, stream=True))
-        lines = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
-        told = json.loads(lines[-1])["usage"]
-        assert told["prompt_tokens_details"]["cached_tokens"] == (5 if known is None else known)
-        words = [json.loads(line)["choices"] for line in lines[:-1]]
-        assert "".join(c[0]["delta"]["content"] for c in words if c) == "".join(WORDS)
-        assert got.text.endswith("data: [DONE]\n\n")
-
-    await check()
-
-
-@pytest.mark.parametrize("side", ["prefill", "decode", "both"])
-@on_loop
-async def test_an_answer_that_is_compressed_unasked_is_read_all_the_same(side):
-    """By a proxy between router and engine, say: the handoff goes on, and the client gets JSON."""
-
-    @split
-    async def check(s):
-        def compressed(request, value):
-            coded = [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]
-            request.respond(200, coded, gzip.compress(json.dumps(value).encode()))
-
-        async def prefills(request, seen):
-            say = compressed if side != "decode" else answer
-            say(request, {"usage": usage(5, 1), "kv_transfer_params": handoff(s.prefill)})
-
-        async def decodes(request, seen):
-            say = compressed if side != "prefill" else answer
-            say(request, chat(seen) | {"usage": usage(5, 4, cached=99)})
-
-        s.prefill.script, s.decode.script = prefills, decodes
-        got = await s.post(CHAT, body_for(CHAT))
-        assert got.status_code == 200
-        assert "content-encoding" not in got.headers
-        assert got.json()["choices"][0]["message"]["content"] == "".join(WORDS)
-        assert got.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 5
-        assert [len(engine.legs) for engine in (s.prefill, s.decode)] == [1, 1]
-
-    await check()
-
-
-@pytest.mark.parametrize(("coding", "body"), [(b"br", b"{}"), (b"gzip", b"{}")])
-@on_loop
-async def test_an_answer_that_can_not_be_uncompressed_is_a_failed_one(coding, body):
-    """The other engine's answer is what the client gets."""
-    async with engines(2) as [bad, good], routing(flags([bad, good])) as router:
-
-        async def codes(request, seen):
-            request.respond(200, [(b"content-encoding", coding)], body)
-
-        bad.script = codes
-        async with router.client() as client:
-            for _ in range(4):
-                got = await client.post(CHAT, content=body_for(CHAT))
-                assert got.status_code == 200
-                assert got.json()["choices"]
-        assert bad.legs
-
-
-@on_loop
-async def test_a_stream_that_is_compressed_unasked_is_a_failed_one():
-    """Its events can't be told apart, so nobody could say that it is complete."""
-    async with engines(2) as [bad, good], routing(flags([bad, good])) as router:
-
-        async def codes(request, seen):
-            coded = [(b"content-type", b"text/event-stream"), (b"content-encoding", b"gzip")]
-            request.respond(200, coded, gzip.compress(b"".join(events(seen))))
-
-        bad.script = codes
-        async with router.client() as client:
-            for _ in range(4):
-                got = await client.post(CHAT, content=body_for(CHAT, stream=True))
-                assert got.text.endswith("data: [DONE]\n\n")
-        assert bad.legs
