@@ -4,7 +4,7 @@ import hashlib
 import inspect
 
 import pytest
-from tests.router.rules import config_of, engines, on_loop, routing
+from tests.router.rules import config_of, engines, flags, on_loop, routing
 from tests.testing.vllm_answers import EVENTS, JSON, body_for
 
 CHAT = "/v1/chat/completions"
@@ -112,9 +112,33 @@ async def test_what_an_engine_says_of_it_is_replaced(engine, client, stream):
     assert "vary" not in got.headers
 
 
+async def as_vllm(request, seen):
+    """Unless told otherwise, vLLM lets all pages in."""
+    says = [(b"access-control-allow-origin", b"*"), (b"Access-Control-Allow-Credentials", b"true")]
+    if any(name == b"access-control-request-method" for name, _ in seen.headers):
+        request.respond(200, [*says, (b"access-control-allow-methods", b"*")], b"OK")
+    else:
+        request.respond(200 if seen.method == "POST" else 405, [JSON, *says], b'{"choices": []}')
+
+
+@on_loop
+async def test_without_keys_and_without_the_setting_no_page_gets_in_either():
+    """A router on a developer's machine is there for each page that a browser shows."""
+    async with engines() as [engine], routing(flags([engine])) as router, router.client() as client:
+        engine.script = as_vllm
+        for path in (CHAT, "/v1/embeddings"):
+            got = await client.options(path, headers=PREFLIGHT)
+            assert got.status_code == 405
+            assert not [name for name in got.headers if name.startswith("access-control")]
+            got = await client.post(path, content=body_for(CHAT), headers={"origin": PAGE})
+            assert got.status_code == 200
+            assert not [name for name in got.headers if name.startswith("access-control")]
+
+
 @browsing("")
 async def test_without_the_setting_nothing_is_said(engine, client):
     assert (await client.options(CHAT, headers=PREFLIGHT)).status_code == 401
+    engine.script = as_vllm
     headers = {"origin": PAGE, "authorization": f"Bearer {KEY}"}
     got = await client.post(CHAT, content=body_for(CHAT), headers=headers)
     assert got.status_code == 200

@@ -187,3 +187,25 @@ async def test_a_stream_that_is_compressed_unasked_is_a_failed_one():
                 got = await client.post(CHAT, content=body_for(CHAT, stream=True))
                 assert got.text.endswith("data: [DONE]\n\n")
         assert bad.legs
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n"])
+@on_loop
+async def test_a_stream_that_is_cleaned_keeps_its_end(end):
+    """Also where no blank line follows it, which an event needs but the last may lack."""
+
+    @split
+    async def check(s):
+        async def ends(request, seen):
+            request.start(200, [EVENTS])
+            for piece in (event(chunk(seen, [])), b"data: [DO", b"NE]" + end):
+                request.write(piece)
+                await asyncio.sleep(0)
+            request.finish()
+
+        s.decode.script = ends
+        got = await s.post(CHAT, body_for(CHAT, stream=True))
+        assert got.content.endswith(b"data: [DONE]" + end)
+        assert s.router.log[-1]["status"] == 200
+
+    await check()

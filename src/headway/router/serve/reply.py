@@ -132,6 +132,8 @@ class Reply:
                 raise failed from failure
             self._break_off(f"the engine failed while answering ({failed.cause})", tap)
             return
+        if cleaner is not None:
+            request.write(cleaner.rest())
         if tap.failed:
             self._record.broke_off = True
         request.finish()

@@ -30,8 +30,7 @@ class ClientRequest:
     started, finished: how far the answer is.
     is_gone: the client closed or reset the connection (its half too) before the answer ended.
     writable: False while the client reads too slowly; write() still takes data.
-    cross_origin: lines of every answer's head that say which web pages may read it; set, they
-    replace what an engine says of that.
+    cross_origin: lines of every answer's head that say which web pages may read it.
 
     Everything is called on the event loop's thread. All that writes is a no-op once the client
     is gone.
@@ -200,11 +199,7 @@ class ClientRequest:
         lines = lines_of(headers) + lines
         if not self.cross_origin:
             return lines
-        kept = [
-            each
-            for each in lines.split(b"\r\n")
-            if not each.startswith(b"access-control-") and each.lower() != VARIES
-        ]
+        kept = [each for each in lines.split(b"\r\n") if each.lower() != VARIES]
         return b"\r\n".join(kept) + self.cross_origin
 
     def flush(self) -> None:

@@ -30,7 +30,10 @@ CLIENT_HEADERS_DROPPED: Final = frozenset(
         ),
     }
 )
-"""Request headers that never reach an engine, nor does any `x-headway-*` or hop-by-hop one."""
+"""Request headers that never reach an engine.
+
+Nor does any `x-headway-*`, `access-control-*` or hop-by-hop one.
+"""
 
 ANSWER_HEADERS_DROPPED: Final = frozenset(
     {
@@ -41,13 +44,18 @@ ANSWER_HEADERS_DROPPED: Final = frozenset(
         b"location",
     }
 )
-"""Answer headers that never reach a client, nor does any `x-headway-*` or hop-by-hop one."""
+"""Answer headers that never reach a client.
+
+Nor does any `x-headway-*`, `access-control-*` or hop-by-hop one.
+"""
 
 _UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 """nginx asks in HTTP/1.0 by default, and holds back what has neither a length nor chunks."""
 _UNCACHED: Final = (b"cache-control", b"no-cache")
 _EVENTS_TYPE: Final = b"text/event-stream"
 _OURS: Final = b"x-headway-"
+_CROSS_ORIGIN: Final = b"access-control-"
+"""Which web pages may use the router is its own to say: vLLM would let all of them."""
 _CLIENT_DROPPED: Final = CLIENT_HEADERS_DROPPED | HOP_BY_HOP
 _ANSWER_DROPPED: Final = ANSWER_HEADERS_DROPPED | HOP_BY_HOP
 _CODED: Final = frozenset(
@@ -135,5 +143,5 @@ def _passed(headers: tuple[Field, ...], dropped: frozenset[bytes]) -> list[Field
     return [
         field
         for field in headers
-        if (name := field[0].lower()) not in dropped and not name.startswith(_OURS)
+        if (name := field[0].lower()) not in dropped and not name.startswith((_OURS, _CROSS_ORIGIN))
     ]
