@@ -106,6 +106,7 @@ class Failed(NamedTuple):
     pool_name: str = "a"
     status: int = 0
     too_long: bool = False
+    lacks_model: bool = False
     stale: bool = False
     unsent: bool = False
 
@@ -116,6 +117,7 @@ failures = st.builds(
     st.sampled_from(["a", "b"]),
     st.sampled_from([0, 200, 400, 404, 422, 500, 502, 503]),
     too_long=st.booleans(),
+    lacks_model=st.booleans(),
     stale=st.booleans(),
     unsent=st.booleans(),
 )
@@ -140,7 +142,7 @@ def test_a_request_costs_at_most_three_attempts_on_engines_that_fail(found):
     for failure in found:
         if not may_follow(of, failure):
             break
-        paid += not (failure.too_long or failure.unsent)
+        paid += not (failure.too_long or failure.lacks_model or failure.unsent)
     assert paid < MOST_ATTEMPTS
 
 
@@ -177,6 +179,8 @@ def test_the_client_is_told_a_judgement_of_its_request_if_there_is_one(found):
     [
         (Failed(status=400), False),
         (Failed(status=400, too_long=True), True),
+        (Failed(status=404), False),
+        (Failed(status=404, lacks_model=True), True),
         (Failed(stale=True), True),
         (Failed(unsent=True), True),
         (Failed(status=500), True),
@@ -187,7 +191,14 @@ def test_each_row_of_the_table(failure, again):
     assert may_follow(attempts(), failure) is again
 
 
-@pytest.mark.parametrize("failure", [Failed(unsent=True), Failed(status=400, too_long=True)])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Failed(unsent=True),
+        Failed(status=400, too_long=True),
+        Failed(status=404, lacks_model=True),
+    ],
+)
 def test_what_no_engine_computed_costs_nothing(failure):
     of = attempts(0)
     assert all(may_follow(of, failure) for _ in range(20))
@@ -207,9 +218,12 @@ def test_what_cannot_be_sent_again_is_not():
     assert not may_follow(attempts(), Failed(unsent=True), repeatable=False)
 
 
-def test_the_first_failure_is_told_but_for_a_length_that_another_pool_judged():
+@pytest.mark.parametrize(
+    "first", [Failed(status=400, too_long=True), Failed(status=404, lacks_model=True)]
+)
+def test_the_first_failure_is_told_but_for_one_that_is_the_engines_own(first):
     of = attempts()
-    first, second = Failed(status=400, too_long=True), Failed("b/1", "b", 502)
+    second = Failed("b/1", "b", 502)
     may_follow(of, first)
     assert of.told is first
     may_follow(of, second)

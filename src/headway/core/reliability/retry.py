@@ -6,6 +6,7 @@ An attempt of which nothing has reached the client has failed in one of these wa
 |-------------------------------------|------------|----------------------------------|
 | judged: a 4xx, but for the length   |            | no: it is the answer             |
 | refused the prompt's length         | its pool   | yes                              |
+| lacks a model that others have      | its engine | any number, within time          |
 | stale: a connection closed at rest  |            | within attempts, budget and time |
 | unsent: no connection, breaker open | its engine | any number, within time          |
 | no whole answer, or a 5xx           | its engine | within attempts, budget and time |
@@ -90,6 +91,10 @@ class Failure(Protocol):
         """The engine refused the prompt's length."""
 
     @property
+    def lacks_model(self) -> bool:
+        """The engine has no such model, and another that is ready says that it has it."""
+
+    @property
     def stale(self) -> bool:
         """The engine may have closed a connection at rest just when the request went out on it, so
         nothing is known against it.
@@ -105,7 +110,12 @@ F = TypeVar("F", bound=Failure)
 
 def is_final(failure: Failure) -> bool:
     """The engine judged the request itself, so this is its answer whatever failed before."""
-    return 400 <= failure.status < 500 and not failure.too_long
+    return 400 <= failure.status < 500 and not _is_its_own(failure)
+
+
+def _is_its_own(failure: Failure) -> bool:
+    """The refusal says something of the engine, and another may well take the request."""
+    return failure.too_long or failure.lacks_model
 
 
 class Attempts(Generic[F]):
@@ -135,7 +145,7 @@ class Attempts(Generic[F]):
         # The first failure is what went wrong; the next ones may be its consequence. But whether
         # a prompt is too long, the largest pool knows best, and a judgement of the request itself
         # says more than an engine's death.
-        if self.told is None or self.told.too_long or is_final(failure):
+        if self.told is None or _is_its_own(self.told) or is_final(failure):
             self.told = failure
         if not repeatable or is_final(failure):
             return False
@@ -146,7 +156,7 @@ class Attempts(Generic[F]):
             self.excluded |= {failure.engine_id}
         if left_s < LEAST_S:
             return False
-        if failure.unsent:
+        if failure.unsent or failure.lacks_model:
             return True
         self._failed += 1
         return self._failed < MOST_ATTEMPTS and self._budget.spend(now_s)

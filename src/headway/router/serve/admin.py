@@ -107,7 +107,7 @@ def _of(engine: EngineState, now_s: float, limits: TimeoutSettings) -> RoutedEng
         draining=health.draining,
         breaker=health.breaker.state(now_s),
         weight=health.weight(now_s),
-        models=tuple(str(model.get("id")) for model in engine.models),
+        models=engine.model_names(),
         max_model_len=engine.max_model_len,
         prefill_tokens_per_s=round(load.prefill_tokens_per_s, 1),
         patience_s=round(engine.patience_s(limits), 1),

@@ -33,7 +33,8 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
 
     status: the engine's, 0 where it gave no answer. cause: a few words for metrics.
     headers, body: its answer; body is None where that isn't whole.
-    too_long: it refused the prompt's length. stale: it may have closed an idle connection just
+    too_long: it refused the prompt's length. lacks_model: it has no such model, and another
+    that is ready says that it has it. stale: it may have closed an idle connection just
     when the request went out on it, so nothing is known against it.
     """
 
@@ -46,6 +47,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         body: bytes | None = None,
         *,
         too_long: bool = False,
+        lacks_model: bool = False,
         stale: bool = False,
     ) -> None:
         super().__init__(f"{engine.id}: {cause}")
@@ -55,6 +57,7 @@ class LegFailed(HeadwayError):  # noqa: N818 - says what happened
         self.headers = headers
         self.body = body
         self.too_long = too_long
+        self.lacks_model = lacks_model
         self.stale = stale
 
     @property
@@ -164,11 +167,16 @@ class Leg:
         else:
             self._fail()
 
-    def refused(self, status: int, headers: Headers, body: bytes) -> LegFailed:
+    def refused(
+        self, status: int, headers: Headers, body: bytes, *, lacks_model: bool = False
+    ) -> LegFailed:
         """What to raise for an error that the engine answered with."""
         self.judge(status)
-        refused = too_long(status, body)
-        return LegFailed(self.engine, status, str(status), headers, body, too_long=refused)
+        return LegFailed(
+            *(self.engine, status, str(status), headers, body),
+            too_long=too_long(status, body),
+            lacks_model=lacks_model,
+        )
 
     def succeeded(self) -> None:
         """The first bytes of a good answer came."""

@@ -17,6 +17,8 @@ from headway.router.wire.engines.pool import Call
 from headway.router.wire.pieces import Body, joined
 
 ERROR_LIMIT_BYTES: Final = 1 << 20
+_NOT_FOUND: Final = 404
+"""What vLLM answers of a model that it doesn't have."""
 
 
 class Dispatch:
@@ -157,4 +159,7 @@ class Dispatch:
         if call.status < 400:
             return call
         answer = joined(await leg.read(call, ERROR_LIMIT_BYTES))
-        raise leg.refused(call.status, call.headers, answer)
+        lacks = call.status == _NOT_FOUND and self.service.lacks_model(
+            leg.engine, self.parsed.model
+        )
+        raise leg.refused(call.status, call.headers, answer, lacks_model=lacks)

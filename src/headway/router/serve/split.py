@@ -117,7 +117,7 @@ class Split:
         except LegFailed as failure:
             again = dispatch.may_follow(failure) and not failure.too_long
             return self._handoff.prefill_failed(
-                failure.status, now(), again=again, too_long=failure.too_long
+                _status(failure), now(), again=again, too_long=failure.too_long
             )
         finally:
             staged.release()
@@ -143,7 +143,7 @@ class Split:
             return late.actions
         except LegFailed as failure:
             again = dispatch.may_follow(failure)
-            return self._handoff.decode_failed(failure.status, now(), again=again)
+            return self._handoff.decode_failed(_status(failure), now(), again=again)
         return self._ended()
 
     async def _send_decode(self, leg: Leg, params: Params) -> Call:
@@ -189,7 +189,7 @@ class Split:
             await dispatch.whole(route, self._first)
         except LegFailed as failure:
             again = dispatch.may_follow(failure)
-            return self._handoff.decode_failed(failure.status, now(), again=again)
+            return self._handoff.decode_failed(_status(failure), now(), again=again)
         return self._ended()
 
     def _first(self) -> None:
@@ -200,3 +200,8 @@ class Split:
         if self._dispatch.broke_off:
             return self._handoff.decode_failed(0, self._service.now())
         return self._handoff.decode_done(self._service.now())
+
+
+def _status(failure: LegFailed) -> int:
+    """The engine's; one without a model that others have doesn't judge the request."""
+    return 503 if failure.lacks_model else failure.status

@@ -107,6 +107,10 @@ class EngineState:
         """Count a request that is about to be sent there."""
         return Claim(self.load, prefill_tokens, kv_tokens, late=self.health.degraded)
 
+    def model_names(self) -> tuple[str, ...]:
+        """Of the models that it serves."""
+        return tuple([str(model.get("id")) for model in self.models])
+
     def learn_models(self, models: tuple[dict[str, object], ...]) -> None:
         """What /v1/models said; the smallest context counts where the pool sets none."""
         self.models = models

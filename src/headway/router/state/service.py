@@ -203,6 +203,13 @@ class Service:
         now_s = self.now()
         return any(e.ready(now_s) and e.pool.role != "prefill" for e in self.engines.values())
 
+    def lacks_model(self, lacking: EngineState, name: str) -> bool:
+        """Whether this engine names no such model, and another that is ready does."""
+        now_s = self.now()
+        return name not in lacking.model_names() and any(
+            engine.ready(now_s) and name in engine.model_names() for engine in self.engines.values()
+        )
+
     @property
     def may_split(self) -> bool:
         """Whether a request may be wanted in two legs."""
