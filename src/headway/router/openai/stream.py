@@ -213,8 +213,7 @@ class StreamCleaner:
 
     def rest(self) -> bytes:
         """What may pass of a last event that no blank line ends, once the stream is complete."""
-        held = bytes(self._held)
-        return b"" if any(mark in held for mark in self._marks) else held
+        return b"" if _HANDOFF in self._held else bytes(self._held)
 
     def _cleaned(self, events: bytes) -> bytes:
         if _HANDOFF not in events and _CACHE not in events:

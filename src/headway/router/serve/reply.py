@@ -137,6 +137,10 @@ class Reply:
         if tap.failed:
             self._record.broke_off = True
         request.finish()
+        self._learn_counts(tap)
+
+    def _learn_counts(self, tap: StreamTap) -> None:
+        """Of tokens, as a complete stream says them."""
         if tap.usage is not None:
             self.learn_length(tap.usage.prompt_tokens)
             self._record.answer_tokens = tap.usage.answer_tokens or None  # 0: not said yet
